@@ -1,0 +1,68 @@
+# Everything from a bare machine: each target installs what it needs (as root), configures, builds and runs.
+#   make demo              see who holds what
+#   make test              all tests;  TORCH=2.13.0 takes that libtorch from PyPI
+#   make test-core         core alone, without libtorch, in under a minute
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+TORCH ?=
+JOBS ?= $(shell nproc)
+export TORCH TORCH_DIR CMAKE_PREFIX_PATH
+
+# Finds libtorch and sets $$prefix, $$version, $$build for the rest of a recipe.
+define find_torch
+found=$$(bash cmake/find_torch.sh); read -r prefix version source <<<"$$found"; \
+build=build/torch-$$version; echo "-- libtorch $$version ($$source: $$prefix)"
+endef
+
+.PHONY: help demo test test-core build asan tsan fuzz bench lint format clean
+help:
+	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench lint format clean'
+
+build:
+	@bash cmake/setup.sh core
+	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix $(CMAKE_ARGS); cmake --build $$build -j $(JOBS)
+
+demo:
+	@bash cmake/setup.sh core
+	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix >/dev/null; \
+	cmake --build $$build -j $(JOBS) --target dtensor_tool; bash tools/demo.sh $$build/tools/dtensor
+
+test: build
+	@$(find_torch); ctest --test-dir $$build -j $(JOBS) --output-on-failure
+
+test-core:
+	@bash cmake/setup.sh core
+	@cmake --preset core; cmake --build --preset core -j $(JOBS); ctest --preset core -j $(JOBS)
+
+# Sanitizers run on core: the threads and files of later parts join them here.
+asan tsan:
+	@bash cmake/setup.sh core
+	@cmake --preset $@ -DDTENSOR_TORCH=OFF; cmake --build --preset $@ -j $(JOBS); ctest --preset $@ -j $(JOBS)
+
+# One minute of the parsers under libFuzzer, with the corpus of tests/core/corpus.
+FUZZ_SECONDS ?= 60
+fuzz:
+	@bash cmake/setup.sh core fuzz
+	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DDTENSOR_TORCH=OFF -DDTENSOR_FUZZ=ON \
+	  -DDTENSOR_TOOLS=OFF -DDTENSOR_SANITIZE=address,undefined; \
+	cmake --build build/fuzz -j $(JOBS) --target fuzz_text; mkdir -p build/fuzz/corpus; \
+	build/fuzz/tests/core/fuzz_text -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -timeout=10 -rss_limit_mb=2048 \
+	  -artifact_prefix=build/fuzz/ build/fuzz/corpus tests/core/corpus
+
+bench:
+	@bash cmake/setup.sh core bench
+	@cmake -S . -B build/bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DDTENSOR_TORCH=OFF -DDTENSOR_BENCH=ON; \
+	cmake --build build/bench -j $(JOBS); build/bench/bench/bench_core
+
+lint:
+	@bash cmake/setup.sh lint
+	@bash cmake/lint.sh
+
+format:
+	@bash cmake/setup.sh lint
+	@git ls-files '*.h' '*.cpp' | xargs clang-format -i
+
+clean:
+	@rm -rf build

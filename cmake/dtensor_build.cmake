@@ -1,0 +1,41 @@
+# How everything in this project is compiled.
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
+endif()
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+find_program(CCACHE ccache)
+if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+endif()
+
+find_package(Threads REQUIRED)
+
+if(DTENSOR_SANITIZE)
+  add_compile_options(-fsanitize=${DTENSOR_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${DTENSOR_SANITIZE})
+endif()
+
+# Warnings are errors in our own code, never in what we include.
+function(dtensor_strict target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
+endfunction()
+
+# dtensor_library(core SOURCES a.cpp b.cpp LINK dtensor::x): the target dtensor_core, known as dtensor::core, installed
+# with its headers.
+function(dtensor_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  add_library(dtensor_${name} ${ARG_SOURCES})
+  add_library(dtensor::${name} ALIAS dtensor_${name})
+  set_target_properties(dtensor_${name} PROPERTIES EXPORT_NAME ${name})
+  target_compile_features(dtensor_${name} PUBLIC cxx_std_20)
+  target_include_directories(dtensor_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+                                                    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_link_libraries(dtensor_${name} PUBLIC ${ARG_LINK})
+  dtensor_strict(dtensor_${name})
+  install(TARGETS dtensor_${name} EXPORT dtensorTargets)
+endfunction()

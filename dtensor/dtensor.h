@@ -1,0 +1,10 @@
+#pragma once
+
+// The users' umbrella; nothing inside dtensor/ includes it.
+#include "dtensor/core/boxes.h"
+#include "dtensor/core/error.h"
+#include "dtensor/core/mesh.h"
+#include "dtensor/core/placement.h"
+#include "dtensor/core/spec.h"
+#include "dtensor/core/tensor_meta.h"
+#include "dtensor/core/view.h"
