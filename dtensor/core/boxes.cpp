@@ -320,7 +320,6 @@ bool same_boxes(const Spec& a, const Spec& b) {
   for (std::int64_t m = 0; m < a.mesh().ndim(); ++m) {
     if (a.mesh().shape()[m] > 1 && a.partials()[m] != b.partials()[m]) return false;
   }
-  if (a.meta().numel() == 0) return true;
   for (std::size_t d = 0; d < a.dims().size(); ++d) {
     if (!same_dim(a.dims()[d], b.dims()[d], a.mesh())) return false;
   }

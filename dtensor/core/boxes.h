@@ -38,8 +38,9 @@ Box box_of(const Spec& spec, const Dims& coordinate);
 using ElementRunFn = std::function<void(std::int64_t global, std::int64_t local, std::int64_t length)>;
 void for_each_run(const Box& box, const Dims& shape, const ElementRunFn& fn);
 
-// Does every rank hold the same elements, in the same order, under both? Then going from one to the other is free,
-// however they print. False for different meshes, shapes or reductions.
+// Does every rank hold the same indices of every tensor dim under both? Then its local tensor is the same, shape
+// included, and going from one to the other is free, however they print. False for different meshes, shapes or
+// reductions.
 bool same_boxes(const Spec& a, const Spec& b);
 
 // The mesh dims along which every rank holds the same elements with the same values.
@@ -57,8 +58,8 @@ struct Piece {
 using PieceFn = std::function<void(const Piece&)>;
 
 // The pieces that together are what `wants` gives to the rank at `coordinate`, cut by who holds them under `has`; the
-// two specs are of one tensor shape, on one mesh or on two. Each element is in exactly one piece, holders ascend
-// lexicographically, and only this rank's own pieces are ever looked at: the cost is their number, not the mesh's size.
+// two specs are of one tensor shape, on one mesh or on two. Each element is in exactly one piece, each holder is named
+// once, and only this rank's own pieces are ever looked at: the cost is their number, not the mesh's size.
 // Swap the roles to learn what a rank has to send: for_each_piece(target, source, my coordinate in source).
 void for_each_piece(const Spec& has, const Spec& wants, const Dims& coordinate, const PieceFn& fn);
 

@@ -240,7 +240,7 @@ OrReason<DimLayout> read_public(std::int64_t n, std::span<const PublicCut> given
   }
   const Cut cut{strided->mesh_dim, strided->count};
   Factor literal{n, left};
-  literal.cuts.push_back({Cut::kVirtual, strided->split_factor});
+  literal.cuts.push_back({Cut::kVirtual, std::clamp<std::int64_t>(n, 1, strided->split_factor)});  // more are empty
   literal.cuts.push_back(cut);
   if (right.empty()) return coalesce({literal});
   // The mesh dims after it cut what the strided shard left, laid end to end: whole pieces only.
