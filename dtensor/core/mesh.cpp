@@ -370,7 +370,7 @@ Mesh Mesh::flatten(const std::vector<std::string>& chosen, std::string_view name
   return from_parts(parts, "mesh.flatten");
 }
 
-Mesh Mesh::flatten(std::string_view name) const {
+Mesh Mesh::flatten_all(std::string_view name) const {
   if (!names().empty()) return flatten(names(), name);
   MeshParts parts = data_->parts();
   parts.dims = {all_dims(parts)};

@@ -59,9 +59,9 @@ class Mesh {
   // Some of the dims, in their own order.
   Mesh slice(const std::vector<std::string>& names) const;
   Mesh operator[](std::string_view name) const;
-  // One dim in place of several (all of them by default; the default name joins theirs with '_').
+  // One dim in place of several, or of all; the default name joins theirs with '_'.
   Mesh flatten(const std::vector<std::string>& names, std::string_view name = {}) const;
-  Mesh flatten(std::string_view name = {}) const;
+  Mesh flatten_all(std::string_view name = {}) const;
   // Several dims in place of one.
   Mesh unflatten(std::string_view dim, const Dims& sizes, const std::vector<std::string>& names) const;
   Mesh unflatten(std::int64_t dim, const Dims& sizes, const std::vector<std::string>& names) const;
@@ -129,7 +129,7 @@ class DeviceMesh : public Mesh {
   DeviceMesh flatten(const std::vector<std::string>& names, std::string_view name = {}) const {
     return with(Mesh::flatten(names, name));
   }
-  DeviceMesh flatten(std::string_view name = {}) const { return with(Mesh::flatten(name)); }
+  DeviceMesh flatten_all(std::string_view name = {}) const { return with(Mesh::flatten_all(name)); }
   DeviceMesh unflatten(std::string_view dim, const Dims& sizes, const std::vector<std::string>& names) const {
     return with(Mesh::unflatten(dim, sizes, names));
   }

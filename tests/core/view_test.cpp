@@ -171,7 +171,9 @@ TEST(View, PermuteHoldsTheSameElements) {
       const Dims before = spec.local_stride(coordinate);
       const Dims shape = after.local_shape(coordinate);
       for (std::size_t d = 0; d < order.size() && box_of(after, coordinate).numel() > 0; ++d) {
-        if (shape[d] > 1) ASSERT_EQ(stride[d], before[order[d]]) << after.to_string();
+        if (shape[d] > 1) {
+          ASSERT_EQ(stride[d], before[order[d]]) << after.to_string();
+        }
       }
     });
     if (HasFatalFailure()) return;

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Three telling layouts. Usage: demo.sh path/to/dtensor
+set -euo pipefail
+tool=$1
+color=auto
+[ -t 1 ] || color=never
+
+show() {
+  local title=$1
+  shift
+  printf '\n== %s\n$ dtensor show' "$title"
+  printf ' %q' "$@"
+  printf '\n\n'
+  "$tool" show --color "$color" "$@"
+}
+
+show 'Uneven: 7 rows on 2, 5 columns on 3; the last column belongs to rank 2 and 5 alone' \
+  --mesh dp=2,tp=3 --tensor 7x5 --placements 'S(0),S(1)'
+show 'Nested: both mesh dims cut the rows, and the last rank of 4x2 gets nothing of 13' \
+  --mesh dp=4,tp=2 --tensor 13x4 --placements 'S(0),S(0)'
+show 'Strided: tensor parallel cut the 10 rows first, then FSDP cut each half' \
+  --mesh fsdp=2,tp=2 --tensor 10x4 --placements 'S(0,2),S(0)'
+
+mkdir -p build
+"$tool" show --mesh fsdp=2,tp=2 --tensor 10x4 --placements 'S(0,2),S(0)' --svg build/demo.svg >/dev/null
+printf '\nThe last picture is in build/demo.svg too. Next: `%s show --help`, or `make test`.\n' "$tool"

@@ -1,0 +1,20 @@
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "dtensor/core/error.h"
+#include "tools/show_command.h"
+
+int main(int argc, char** argv) {
+  CLI::App app("Distributed tensors for C++ on libtorch", "dtensor");
+  app.require_subcommand(1);
+  dtensor::add_show_command(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const dtensor::Error& error) {
+    std::cerr << "dtensor: " << error.what() << "\n";
+    return 2;
+  }
+  return 0;
+}
