@@ -1,6 +1,6 @@
 # Everything from a bare machine: each target installs what it needs (as root), configures, builds and runs.
 #   make demo              see who holds what
-#   make test              all tests;  TORCH=2.13.0 takes that libtorch from PyPI
+#   make test              all tests;  TORCH=2.13.0 takes that libtorch from PyPI, TORCH=debian Debian's
 #   make test-core         core alone, without libtorch, in under a minute
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -62,7 +62,7 @@ lint:
 
 format:
 	@bash cmake/setup.sh lint
-	@git ls-files '*.h' '*.cpp' | xargs clang-format -i
+	@git ls-files --cached --others --exclude-standard '*.h' '*.cpp' | xargs ls 2>/dev/null | xargs clang-format -i
 
 clean:
 	@rm -rf build

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Finds libtorch, or installs one, and prints one line: CMAKE_PREFIX VERSION SOURCE.
-#   TORCH=2.13.0      that version, from PyPI, in a virtual environment under .venv/
+#   TORCH=2.13.0      that version, from PyPI, in a virtual environment under .venv/;  TORCH=debian: Debian's
+#   otherwise, in this order:
 #   TORCH_DIR, CMAKE_PREFIX_PATH   a libtorch of the user's
 #   python3's torch, if it is installed
 #   Debian's libtorch-dev, by apt
@@ -25,8 +26,8 @@ python_torch() {  # the torch folder of a python, without importing it
   "$1" -c 'import importlib.util as u; s = u.find_spec("torch"); print(s.submodule_search_locations[0] if s else "")' 2>/dev/null
 }
 
-if [ -n "${TORCH:-}" ]; then
-  [[ $TORCH =~ ^[0-9]+\.[0-9]+\.[0-9]+([+.a-z0-9]*)$ ]] || { echo "TORCH='$TORCH' is not a version such as 2.13.0" >&2; exit 2; }
+if [ -n "${TORCH:-}" ] && [ "$TORCH" != debian ]; then
+  [[ $TORCH =~ ^[0-9]+\.[0-9]+\.[0-9]+([+.a-z0-9]*)$ ]] || { echo "TORCH='$TORCH' is neither a version such as 2.13.0 nor debian" >&2; exit 2; }
   venv=$here/../.venv/torch-$TORCH
   if [ ! -f "$venv/ready" ]; then
     bash "$here/setup.sh" python >&2
@@ -39,16 +40,18 @@ if [ -n "${TORCH:-}" ]; then
   dir=$(config_below "$(python_torch "$venv/bin/python")") || { echo "torch $TORCH has no CMake files" >&2; exit 1; }
   report "$dir" "PyPI"
 fi
-if [ -n "${TORCH_DIR:-}" ]; then
-  dir=$(config_below "$TORCH_DIR") || { echo "TORCH_DIR='$TORCH_DIR' holds no TorchConfig.cmake" >&2; exit 1; }
-  report "$dir" "TORCH_DIR"
-fi
-IFS=: read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
-for prefix in ${prefixes[@]+"${prefixes[@]}"}; do
-  dir=$(config_below "${prefix%;}") && report "$dir" "CMAKE_PREFIX_PATH"
-done
-if command -v python3 >/dev/null; then
-  found=$(python_torch python3) && [ -n "$found" ] && dir=$(config_below "$found") && report "$dir" "python3"
+if [ -z "${TORCH:-}" ]; then
+  if [ -n "${TORCH_DIR:-}" ]; then
+    dir=$(config_below "$TORCH_DIR") || { echo "TORCH_DIR='$TORCH_DIR' holds no TorchConfig.cmake" >&2; exit 1; }
+    report "$dir" "TORCH_DIR"
+  fi
+  IFS=: read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
+  for prefix in ${prefixes[@]+"${prefixes[@]}"}; do
+    dir=$(config_below "${prefix%;}") && report "$dir" "CMAKE_PREFIX_PATH"
+  done
+  if command -v python3 >/dev/null; then
+    found=$(python_torch python3) && [ -n "$found" ] && dir=$(config_below "$found") && report "$dir" "python3"
+  fi
 fi
 dir=$(config_below /usr) && report "$dir" "Debian"
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

@@ -9,7 +9,9 @@ show() {
   local title=$1
   shift
   printf '\n== %s\n$ dtensor show' "$title"
-  printf ' %q' "$@"
+  for word in "$@"; do
+    [[ $word == *[\(\)]* ]] && printf ' "%s"' "$word" || printf ' %s' "$word"
+  done
   printf '\n\n'
   "$tool" show --color "$color" "$@"
 }

@@ -52,9 +52,7 @@ nlohmann::ordered_json json_of(const Spec& spec) {
                               .got = spec.mesh().to_string(),
                               .expected = "at most " + std::to_string(kMostRanks)});
   }
-  const auto list = [](const auto& values) {
-    return std::vector<std::int64_t>(values.begin(), values.end());
-  };
+  const auto list = [](const auto& values) { return std::vector<std::int64_t>(values.begin(), values.end()); };
   nlohmann::ordered_json root;
   root["spec"] = spec.to_string();
   root["tensor"] = {{"dtype", std::string(to_string(spec.meta().dtype()))},
@@ -68,12 +66,9 @@ nlohmann::ordered_json json_of(const Spec& spec) {
   Dims at(dims.size());
   do {
     const Spec::Local local = spec.local(at);
-    nlohmann::ordered_json entry = {{"rank", spec.mesh().rank_at(at)},
-                                    {"coordinate", list(at)},
-                                    {"shape", list(local.shape)},
-                                    {"offset", list(local.offset)},
-                                    {"bytes", spec.local_bytes(at)},
-                                    {"replicas", replicas_of(spec, at)}};
+    nlohmann::ordered_json entry = {{"rank", spec.mesh().rank_at(at)}, {"coordinate", list(at)},
+                                    {"shape", list(local.shape)},      {"offset", list(local.offset)},
+                                    {"bytes", spec.local_bytes(at)},   {"replicas", replicas_of(spec, at)}};
     entry["runs"] = nlohmann::ordered_json::array();
     for (const DimSet& set : box_of(spec, at).dims) {
       const std::vector<Interval> runs = runs_of(set);
@@ -93,7 +88,7 @@ void write_file(const std::string& path, const std::string& content) {
   file.close();
   if (!file) {
     fail_invalid("show", {.what = "the file could not be written",
-                          .got = quoted(path),
+                          .got = in_quotes(path),
                           .advice = "a folder that exists and may be written to"});
   }
 }
@@ -131,7 +126,8 @@ void add_show_command(CLI::App& app) {
   spec->excludes(mesh)->excludes(tensor)->excludes(placements);
   command->add_option("--svg", options->svg, "Also write the picture to this file");
   command->add_flag("--json", options->json, "For machines");
-  command->add_option("--color", options->color, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
+  command->add_option("--color", options->color, "auto, always or never")
+      ->check(CLI::IsMember({"auto", "always", "never"}));
   command->callback([options] {
     if (options->spec.empty() && (options->mesh.empty() || options->tensor.empty() || options->placements.empty())) {
       fail_invalid("show", {.what = "nothing to show",

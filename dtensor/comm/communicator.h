@@ -74,9 +74,9 @@ class Communicator {
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 
 struct GroupOptions {
-  std::string name;                                     // of the mesh dim, for messages
+  std::string name;  // of the mesh dim, for messages
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  bool fingerprint = true;                              // compare what the ranks are about to do before data moves
+  bool fingerprint = true;  // compare what the ranks are about to do before data moves
 };
 
 // One rank's way to its peers: makes groups. A group is made by its members alone, on first use: no other rank takes

@@ -169,8 +169,8 @@ void collect_mesh_dims(const DimLayout& dim, InlineVec<std::int64_t, 8>& mesh_di
   }
 }
 
-// Over all coordinates of the mesh dims that cut either; stops at the first difference, which for layouts that do differ
-// is nearly always the first coordinate or the second.
+// Over all coordinates of the mesh dims that cut either; stops at the first difference, which for layouts that do
+// differ is nearly always the first coordinate or the second.
 bool same_dim(const DimLayout& a, const DimLayout& b, const Mesh& mesh) {
   if (a == b || size_of(a) == 0) return true;
   InlineVec<std::int64_t, 8> mesh_dims;
@@ -355,8 +355,10 @@ void for_each_piece(const Spec& has, const Spec& wants, const Dims& coordinate, 
   Piece piece;
   piece.holder.resize(mesh_ndim, Piece::kAny);
   for (std::size_t m = 0; m < mesh_ndim; ++m) {
-    if (has.mesh().shape()[m] == 1) piece.holder[m] = 0;
-    else if (has.partials()[m]) piece.holder[m] = Piece::kEvery;
+    if (has.mesh().shape()[m] == 1)
+      piece.holder[m] = 0;
+    else if (has.partials()[m])
+      piece.holder[m] = Piece::kEvery;
   }
   piece.box.dims.resize(has.dims().size());
   for (std::size_t d = 0; d < has.dims().size(); ++d) {

@@ -26,8 +26,7 @@ Sizes cut_sizes(const Sizes& sizes, std::int64_t count) {
 
 // Do the boundaries that this cut adds fall on multiples of `unit`? Pre: the sizes are multiples of it.
 bool cuts_between(const Sizes& sizes, std::int64_t count, std::int64_t unit) {
-  return std::all_of(sizes.begin(), sizes.end(),
-                     [&](std::int64_t size) { return ceil_div(size, count) % unit == 0; });
+  return std::all_of(sizes.begin(), sizes.end(), [&](std::int64_t size) { return ceil_div(size, count) % unit == 0; });
 }
 
 Held held_from(std::int64_t begin, std::int64_t size, std::span<const Cut> cuts, const Dims& coordinate) {
@@ -142,8 +141,8 @@ OrReason<std::pair<Factor, Factor>> split(const Factor& factor, std::int64_t maj
     sizes = cut_sizes(sizes, factor.cuts[taken].count);
     ++taken;
   }
-  const bool one_row = std::all_of(sizes.begin(), sizes.end(),
-                                   [&](std::int64_t size) { return size == minor || size == 0; });
+  const bool one_row =
+      std::all_of(sizes.begin(), sizes.end(), [&](std::int64_t size) { return size == minor || size == 0; });
   if (taken < factor.cuts.size() && !one_row) {
     return Reason{std::to_string(factor.size) + " elements are not cut between rows of " + std::to_string(minor)};
   }
@@ -254,30 +253,27 @@ OrReason<DimLayout> read_public(std::int64_t n, std::span<const PublicCut> given
 }
 
 std::optional<PublicCuts> write_public(const DimLayout& dim) {
+  if (dim.size() == 1 && !has_virtual(dim[0])) return encode_order(dim[0].cuts);  // every order has a strided form
   PublicCuts result;
-  if (dim.size() == 1 && !has_virtual(dim[0])) {
-    result = encode_order(dim[0].cuts);
-  } else {
-    // One strided cut, the last; its split factor is the virtual cut before it, or what is left of the major factor.
-    const Factor& minor = dim.back();
-    if (dim.size() > 2 || minor.cuts.empty() || minor.cuts.back().is_virtual()) return std::nullopt;
-    const Cut last = minor.cuts.back();
-    std::int64_t split_factor = dim.size() == 2 ? dim[0].size : 1;
-    for (const Factor& factor : dim) {
-      for (const Cut& cut : factor.cuts) {
-        if (cut.is_virtual()) {
-          const auto product = checked_mul(split_factor, cut.count);
-          if (!product) return std::nullopt;
-          split_factor = *product;
-        } else if (cut.mesh_dim != last.mesh_dim) {
-          result.push_back({cut.mesh_dim, cut.count, 1});
-          if (dim.size() == 2 && cut.mesh_dim < last.mesh_dim) split_factor /= cut.count;
-        }
+  // One strided cut, the last; its split factor is the virtual cut before it, or what is left of the major factor.
+  const Factor& minor = dim.back();
+  if (dim.size() > 2 || minor.cuts.empty() || minor.cuts.back().is_virtual()) return std::nullopt;
+  const Cut last = minor.cuts.back();
+  std::int64_t split_factor = dim.size() == 2 ? dim[0].size : 1;
+  for (const Factor& factor : dim) {
+    for (const Cut& cut : factor.cuts) {
+      if (cut.is_virtual()) {
+        const auto product = checked_mul(split_factor, cut.count);
+        if (!product) return std::nullopt;
+        split_factor = *product;
+      } else if (cut.mesh_dim != last.mesh_dim) {
+        result.push_back({cut.mesh_dim, cut.count, 1});
+        if (dim.size() == 2 && cut.mesh_dim < last.mesh_dim) split_factor /= cut.count;
       }
     }
-    result.push_back({last.mesh_dim, last.count, std::max<std::int64_t>(split_factor, 1)});
-    std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
   }
+  result.push_back({last.mesh_dim, last.count, std::max<std::int64_t>(split_factor, 1)});
+  std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
   const auto again = read_public(size_of(dim), result);
   if (!again || !(*again == dim)) return std::nullopt;
   return result;

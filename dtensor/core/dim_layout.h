@@ -49,8 +49,8 @@ struct Factor {
   friend bool operator==(const Factor&, const Factor&) = default;
 };
 
-// One tensor dim as factors, major to minor; its size is their product. What a rank holds of the dim is the product over
-// the factors of what it holds of each, in row-major order. See docs/layouts.md.
+// One tensor dim as factors, major to minor; its size is their product. What a rank holds of the dim is the product
+// over the factors of what it holds of each, in row-major order. See docs/layouts.md.
 using DimLayout = InlineVec<Factor, 1>;
 
 inline constexpr std::size_t kMaxFactors = 4;
@@ -75,8 +75,8 @@ Held held_of(const Factor& factor, const Dims& coordinate);
 //   [6 : a, b] on 3x2 at 3*2   -> [3 : a][2 : b]  the first cuts leave one row each, the others cut inside it
 OrReason<std::pair<Factor, Factor>> split(const Factor& factor, std::int64_t major, std::int64_t minor);
 
-// The canonical form: no two neighbours that are one factor, no virtual cut that factors can say, no uncut factor of size
-// 1 (unless alone), cuts by mesh dims of size 1 in the first factor, before the first cut by a later mesh dim.
+// The canonical form: no two neighbours that are one factor, no virtual cut that factors can say, no uncut factor of
+// size 1 (unless alone), cuts by mesh dims of size 1 in the first factor, before the first cut by a later mesh dim.
 // Post: same elements on every rank; coalesce is idempotent.
 DimLayout coalesce(const DimLayout& dim);
 

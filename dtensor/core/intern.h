@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -63,8 +64,9 @@ class Interned {
 };
 
 // The table behind Interned<Value>. `Key` is what is hashed and compared; Value is built from it once, on a miss
-// (`Value(key)`), and gives it back as `value.key()`. Safe from many threads. Bounded: when the number of entries passes
-// the capacity, those without a handle are dropped, so at most max(capacity, twice the live ones) are kept.
+// (`Value(key)`), and gives it back as `value.key()`. Safe from many threads. Bounded: when the number of entries
+// passes the capacity, those without a handle are dropped, so at most max(capacity, twice the live ones) are kept. A
+// look-up that needs no key to be built goes through find: anything that hashes alike and can say "that one".
 template <class Key, class Value>
 class InternTable {
  public:
@@ -77,18 +79,29 @@ class InternTable {
   // hash must be a function of the key alone.
   Interned<Value> intern(const Key& key, std::size_t hash) {
     Shard& shard = shards_[hash % kShards];
-    const std::size_t spread = hash / kShards;
     std::lock_guard lock(shard.mutex);
-    if (InternNode* node = shard.find(key, hash, spread)) {
+    if (InternNode* node = shard.find(hash, [&](const Value& value) { return value.key() == key; })) {
       ++shard.stats.hits;
       return Interned<Value>(node);
     }
     ++shard.stats.misses;
     Node* node = new Node(key, hash);
     if (shard.stats.entries + 1 > shard.sweep_at) sweep(shard);
-    if (shard.stats.entries + 1 > shard.buckets.size()) shard.rehash(2 * shard.buckets.size() + 16);
+    if (shard.stats.entries + 1 > shard.buckets.size())
+      shard.rehash(std::max<std::size_t>(16, 2 * shard.buckets.size()));
     shard.insert(node);
     ++shard.stats.entries;
+    return Interned<Value>(node);
+  }
+
+  // The entry with this hash that matches, or an empty handle; matches(const Value&) runs under the table's lock.
+  template <class Matches>
+  Interned<Value> find(std::size_t hash, Matches matches) {
+    Shard& shard = shards_[hash % kShards];
+    std::lock_guard lock(shard.mutex);
+    InternNode* node = shard.find(hash, matches);
+    if (!node) return {};
+    ++shard.stats.hits;
     return Interned<Value>(node);
   }
 
@@ -113,15 +126,18 @@ class InternTable {
     InternStats stats;
     std::size_t sweep_at = 0;
 
-    InternNode* find(const Key& key, std::size_t hash, std::size_t spread) const {
+    template <class Matches>
+    InternNode* find(std::size_t hash, Matches matches) const {
       if (buckets.empty()) return nullptr;
-      for (InternNode* node = buckets[spread % buckets.size()]; node; node = node->next) {
-        if (node->hash == hash && static_cast<const Node*>(node)->value.key() == key) return node;
+      for (InternNode* node = buckets[bucket_of(hash)]; node; node = node->next) {
+        if (node->hash == hash && matches(static_cast<const Node*>(node)->value)) return node;
       }
       return nullptr;
     }
+    // The number of buckets is a power of two.
+    std::size_t bucket_of(std::size_t hash) const { return hash / kShards & (buckets.size() - 1); }
     void insert(InternNode* node) {
-      InternNode*& bucket = buckets[node->hash / kShards % buckets.size()];
+      InternNode*& bucket = buckets[bucket_of(node->hash)];
       node->next = std::exchange(bucket, node);
     }
     void rehash(std::size_t n) {

@@ -18,10 +18,10 @@ std::string mode_list(const Modes& modes, std::int64_t Mode::*field) {
 
 Modes zip_modes(const Dims& sizes, const Dims& strides) {
   if (sizes.size() != strides.size()) {
-    fail_invalid("layout", {.what = "sizes and strides differ in number",
-                            .got = std::to_string(sizes.size()) + " sizes and " + std::to_string(strides.size()) +
-                                   " strides",
-                            .expected = "one stride for each size"});
+    fail_invalid("layout",
+                 {.what = "sizes and strides differ in number",
+                  .got = std::to_string(sizes.size()) + " sizes and " + std::to_string(strides.size()) + " strides",
+                  .expected = "one stride for each size"});
   }
   Modes modes;
   for (std::size_t i = 0; i < sizes.size(); ++i) modes.push_back({sizes[i], strides[i]});
@@ -39,8 +39,8 @@ Layout::Layout(Modes modes) : modes_(std::move(modes)) {
                               .expected = "size >= 1 and stride >= 0"});
     }
     std::int64_t reach = 0;
-    if (__builtin_mul_overflow(numel_, mode.size, &numel_) ||
-        __builtin_mul_overflow(mode.size, mode.stride, &reach) || __builtin_add_overflow(last, reach, &last)) {
+    if (__builtin_mul_overflow(numel_, mode.size, &numel_) || __builtin_mul_overflow(mode.size, mode.stride, &reach) ||
+        __builtin_add_overflow(last, reach, &last)) {
       fail_invalid("layout", {.what = "the sizes overflow", .got = to_string(), .expected = "offsets below 2^63"});
     }
   }
@@ -182,8 +182,8 @@ OrReason<Layout> complement(const Layout& a, std::int64_t total) {
   for (const Mode& mode : sorted) {
     if (mode.size == 1) continue;
     if (mode.stride == 0 || mode.stride % covered != 0) {
-      return Reason{a.to_string() + " does not tile: stride " + std::to_string(mode.stride) +
-                    " is not a multiple of " + std::to_string(covered)};
+      return Reason{a.to_string() + " does not tile: stride " + std::to_string(mode.stride) + " is not a multiple of " +
+                    std::to_string(covered)};
     }
     if (mode.stride > covered) steps.push_back({mode.stride / covered, covered});
     covered = mode.stride * mode.size;

@@ -37,7 +37,7 @@ void check_names(const std::vector<std::string>& names, std::size_t ndim, std::s
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (!is_name(names[i])) {
       fail_invalid(where, {.what = "a mesh dim's name cannot be printed",
-                           .got = quoted(names[i]),
+                           .got = in_quotes(names[i]),
                            .expected = "a letter or '_', then letters, digits, '_', '.' or '-'"});
     }
     if (std::find(names.begin(), names.begin() + i, names[i]) != names.begin() + i) {
@@ -248,14 +248,14 @@ std::int64_t Mesh::check_dim(std::int64_t dim, std::string_view where) const {
 std::int64_t Mesh::dim_index(std::string_view name) const {
   if (names().empty()) {
     fail_invalid("mesh", {.what = "the mesh dims have no names",
-                          .got = quoted(name) + " of " + to_string(),
+                          .got = in_quotes(name) + " of " + to_string(),
                           .expected = "a mesh with names",
                           .advice = "naming the dims when the mesh is made"});
   }
   const auto it = std::find(names().begin(), names().end(), name);
   if (it == names().end()) {
     fail_invalid("mesh", {.what = "no mesh dim of this name",
-                          .got = quoted(name) + " of " + to_string(),
+                          .got = in_quotes(name) + " of " + to_string(),
                           .expected = "one of " + name_list(names())});
   }
   return it - names().begin();
@@ -283,10 +283,10 @@ std::int64_t Mesh::rank_at(const Dims& coordinate, std::int64_t row) const {
   bool fits = coordinate.size() == shape().size() && row >= 0 && row < rows();
   for (std::size_t i = 0; fits && i < coordinate.size(); ++i) fits = coordinate[i] >= 0 && coordinate[i] < shape()[i];
   if (!fits) {
-    fail_invalid("mesh.rank_at", {.what = "no such coordinate",
-                                  .got = "(" + join_numbers(coordinate) + "), row " + std::to_string(row) + " of " +
-                                         to_string(),
-                                  .expected = "one index below its size for each mesh dim"});
+    fail_invalid("mesh.rank_at",
+                 {.what = "no such coordinate",
+                  .got = "(" + join_numbers(coordinate) + "), row " + std::to_string(row) + " of " + to_string(),
+                  .expected = "one index below its size for each mesh dim"});
   }
   return data_->parts().map->rank(data_->position(coordinate, row));
 }
@@ -362,7 +362,7 @@ Mesh Mesh::flatten(const std::vector<std::string>& chosen, std::string_view name
   if (part.ndim() == 1 && result == chosen[0]) return part;
   if (std::find(names().begin(), names().end(), result) != names().end()) {
     fail_invalid("mesh.flatten", {.what = "a mesh dim has this name already",
-                                  .got = quoted(result) + " in " + to_string(),
+                                  .got = in_quotes(result) + " in " + to_string(),
                                   .expected = "a new name"});
   }
   MeshParts parts{.map = data_->parts().map, .names = {result}, .dims = {}, .fixed = data_->parts().fixed};
@@ -386,22 +386,21 @@ Mesh Mesh::unflatten(std::int64_t dim, const Dims& sizes, const std::vector<std:
   const std::int64_t d = check_dim(dim, "mesh.unflatten");
   check_shape(sizes, "mesh.unflatten");
   if (*checked_product(sizes) != shape()[d]) {
-    fail_invalid("mesh.unflatten", {.what = "the sizes do not multiply to the mesh dim",
-                                    .got = join_numbers(sizes, "x") + " for a dim of size " +
-                                           std::to_string(shape()[d]),
-                                    .expected = "a product of " + std::to_string(shape()[d])});
+    fail_invalid("mesh.unflatten",
+                 {.what = "the sizes do not multiply to the mesh dim",
+                  .got = join_numbers(sizes, "x") + " for a dim of size " + std::to_string(shape()[d]),
+                  .expected = "a product of " + std::to_string(shape()[d])});
   }
   if (new_names.size() != (names().empty() ? 0 : sizes.size())) {
-    fail_invalid("mesh.unflatten", {.what = "names and sizes differ in number",
-                                    .got = std::to_string(new_names.size()) + " names for " +
-                                           std::to_string(sizes.size()) + " sizes",
-                                    .expected = names().empty() ? "no names: the mesh has none" : "one name each"});
+    fail_invalid("mesh.unflatten",
+                 {.what = "names and sizes differ in number",
+                  .got = std::to_string(new_names.size()) + " names for " + std::to_string(sizes.size()) + " sizes",
+                  .expected = names().empty() ? "no names: the mesh has none" : "one name each"});
   }
   const MeshParts& old = data_->parts();
   const Layout split = Layout::row_major(sizes);
   if (const auto whole = compose(old.dims[d], split); !whole) {
-    fail_unsupported("mesh.unflatten",
-                     {.what = "the mesh dim does not split at these sizes", .got = whole.reason()});
+    fail_unsupported("mesh.unflatten", {.what = "the mesh dim does not split at these sizes", .got = whole.reason()});
   }
   MeshParts parts{.map = old.map, .names = {}, .dims = {}, .fixed = old.fixed};
   for (std::int64_t i = 0; i < ndim(); ++i) {
@@ -437,12 +436,12 @@ Mesh Mesh::select(std::string_view dim, std::int64_t index) const {
   const std::int64_t d = dim_index(dim);
   if (index < 0 || index >= shape()[d]) {
     fail_invalid("mesh.select", {.what = "the index is out of range",
-                                 .got = std::to_string(index) + " on " + quoted(dim),
+                                 .got = std::to_string(index) + " on " + in_quotes(dim),
                                  .expected = "0 to " + std::to_string(shape()[d] - 1)});
   }
   if (ndim() == 1) {
     fail_unsupported("mesh.select", {.what = "a mesh without dims would be left",
-                                     .got = quoted(dim) + " of " + to_string(),
+                                     .got = in_quotes(dim) + " of " + to_string(),
                                      .expected = "a mesh of two dims or more"});
   }
   MeshParts parts = data_->parts();
@@ -485,9 +484,9 @@ DeviceMesh::DeviceMesh(Mesh mesh, DeviceKind device, std::int64_t rank, std::int
 
 std::int64_t DeviceMesh::local_rank() const {
   if (ndim() != 1) {
-    fail_invalid("mesh.local_rank", {.what = "which mesh dim?",
-                                     .got = to_string(),
-                                     .expected = "a dim or a name, as the mesh has several dims"});
+    fail_invalid(
+        "mesh.local_rank",
+        {.what = "which mesh dim?", .got = to_string(), .expected = "a dim or a name, as the mesh has several dims"});
   }
   return local_rank(0);
 }

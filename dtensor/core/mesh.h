@@ -16,8 +16,8 @@ class MeshData;
 
 // An n-d arrangement of ranks with (optionally) named dims. A small immutable value: equal meshes are one object.
 //
-// A mesh is a rank list (0 … n-1 unless one was given) and, per mesh dim, a layout of positions in that list. Sub-meshes
-// share the list, so nothing is ever written out until a list of ranks is asked for.
+// A mesh is a rank list (0 … n-1 unless one was given) and, per mesh dim, a layout of positions in that list.
+// Sub-meshes share the list, so nothing is ever written out until a list of ranks is asked for.
 //
 // A sub-mesh stands for all its rows at once, as it does in a program that every rank runs: with `2x3(dp,tp)`,
 // `mesh["tp"]` is {0,1,2} for ranks 0 to 2 and {3,4,5} for ranks 3 to 5. `select` and `submeshes` pin one row.
@@ -102,8 +102,8 @@ enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 
 std::string_view device_name(DeviceKind device);
 
-// A mesh as one rank sees it: which device its tensors live on, and who "I" am. A rank's identity lives here and nowhere
-// else, so threads can be ranks. Equality is the mesh's and the device's: the same on all ranks.
+// A mesh as one rank sees it: which device its tensors live on, and who "I" am. A rank's identity lives here and
+// nowhere else, so threads can be ranks. Equality is the mesh's and the device's: the same on all ranks.
 class DeviceMesh : public Mesh {
  public:
   // Every rank of the mesh must be in the world; this rank need not be in the mesh.

@@ -11,8 +11,8 @@ namespace dtensor {
 struct RankMap {
   std::int64_t size = 0;
   std::int64_t first = 0;
-  std::vector<std::int64_t> list;                                 // empty when consecutive
-  std::vector<std::pair<std::int64_t, std::int64_t>> by_rank;     // (rank, position), sorted; empty when consecutive
+  std::vector<std::int64_t> list;                              // empty when consecutive
+  std::vector<std::pair<std::int64_t, std::int64_t>> by_rank;  // (rank, position), sorted; empty when consecutive
   std::size_t hash = 0;
 
   static std::shared_ptr<const RankMap> consecutive(std::int64_t first, std::int64_t size);
@@ -38,9 +38,9 @@ struct FixedDigit {
 // What a mesh is made of, and its key in the table of meshes.
 struct MeshParts {
   std::shared_ptr<const RankMap> map;
-  std::vector<std::string> names;   // empty or one per dim
-  InlineVec<Layout, 4> dims;        // positions in the map, one layout per mesh dim, each coalesced
-  InlineVec<FixedDigit, 4> fixed;   // outermost first, coalesced; only positions with these digits are in the mesh
+  std::vector<std::string> names;  // empty or one per dim
+  InlineVec<Layout, 4> dims;       // positions in the map, one layout per mesh dim, each coalesced
+  InlineVec<FixedDigit, 4> fixed;  // outermost first, coalesced; only positions with these digits are in the mesh
 
   std::size_t hash() const;
   friend bool operator==(const MeshParts& a, const MeshParts& b) {
@@ -64,8 +64,8 @@ class MeshData {
   MeshParts parts_;
   Dims shape_;
   std::int64_t size_ = 1;
-  Layout rows_;             // what the dims and the fixed digits leave over: where each row starts
-  std::int64_t base_ = 0;   // what the fixed digits add to every position
+  Layout rows_;            // what the dims and the fixed digits leave over: where each row starts
+  std::int64_t base_ = 0;  // what the fixed digits add to every position
 };
 
 // The index along a dim of what stands at a position: the dim's digits of the position.

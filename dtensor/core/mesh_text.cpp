@@ -10,7 +10,8 @@ constexpr std::string_view kGrammar = "a mesh such as 2x3(dp,tp), dp=2,tp=3 or 3
 
 // `4`, or `(2*2)` for a dim that is not evenly spaced.
 std::string dim_text(const Layout& dim, std::int64_t Layout::Mode::*field) {
-  const std::string text = join(dim.modes(), "*", [&](const Layout::Mode& mode) { return std::to_string(mode.*field); });
+  const std::string text =
+      join(dim.modes(), "*", [&](const Layout::Mode& mode) { return std::to_string(mode.*field); });
   return dim.size() == 1 ? text : "(" + text + ")";
 }
 
@@ -92,10 +93,13 @@ std::string Mesh::to_string() const {
   if (!whole) {
     text += ":[" + print_dims(&Layout::Mode::stride, ",") + "]";
     if (!parts.fixed.empty()) {
-      text += " at [" + join(parts.fixed, ",", [](const FixedDigit& digit) {
-                return std::to_string(digit.size) + ":" + std::to_string(digit.stride) + "=" +
-                       std::to_string(digit.value);
-              }) + "]";
+      text += " at [" +
+              join(parts.fixed, ",",
+                   [](const FixedDigit& digit) {
+                     return std::to_string(digit.size) + ":" + std::to_string(digit.stride) + "=" +
+                            std::to_string(digit.value);
+                   }) +
+              "]";
     }
   }
   const RankMap& map = *parts.map;

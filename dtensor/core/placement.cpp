@@ -28,9 +28,9 @@ Shard::Shard(std::int64_t dim) {
 
 StridedShard::StridedShard(std::int64_t dim, std::int64_t split_factor) {
   if (split_factor < 1) {
-    fail_invalid("StridedShard", {.what = "the split factor is out of range",
-                                  .got = std::to_string(split_factor),
-                                  .expected = "1 or more"});
+    fail_invalid(
+        "StridedShard",
+        {.what = "the split factor is out of range", .got = std::to_string(split_factor), .expected = "1 or more"});
   }
   kind_ = split_factor == 1 ? Kind::kShard : Kind::kStridedShard;
   dim_ = dim;
@@ -74,7 +74,7 @@ PlacementText parse_placement(Scanner& in) {
     if (in.take("(")) {
       const std::string_view name = in.name();
       const auto known = reduce_op_from(name);
-      if (!known) in.fail_here("unknown reduction " + quoted(name));
+      if (!known) in.fail_here("unknown reduction " + in_quotes(name));
       op = *known;
       in.expect(")");
     }

@@ -52,9 +52,10 @@ void check_partials(const TensorMeta& meta, const Partials& partials) {
     }
     const auto is_mean_or_sum = [](ReduceOp o) { return o == ReduceOp::kSum || o == ReduceOp::kAvg; };
     if (seen && *seen != *op && !(is_mean_or_sum(*seen) && is_mean_or_sum(*op))) {
-      fail_invalid("spec", {.what = "two reductions in one spec do not commute",
-                            .got = "P(" + std::string(to_string(*seen)) + ") and P(" + std::string(to_string(*op)) + ")",
-                            .expected = "one reduction, or sum with avg"});
+      fail_invalid("spec",
+                   {.what = "two reductions in one spec do not commute",
+                    .got = "P(" + std::string(to_string(*seen)) + ") and P(" + std::string(to_string(*op)) + ")",
+                    .expected = "one reduction, or sum with avg"});
     }
     seen = op;
   }
@@ -86,8 +87,9 @@ void read_placements(const TensorMeta& meta, const Mesh& mesh, const Placements&
 // Sizes, mesh dims and counts must be those of the tensor and the mesh.
 void check_dims(const SpecKey& key) {
   const auto refuse = [&](const std::string& what, const std::string& got) {
-    fail_invalid("spec", {.what = what, .got = got, .expected = "a layout of " + key.meta.to_string() + " @ " +
-                                                                key.mesh.to_string()});
+    fail_invalid(
+        "spec",
+        {.what = what, .got = got, .expected = "a layout of " + key.meta.to_string() + " @ " + key.mesh.to_string()});
   };
   if (static_cast<std::int64_t>(key.dims.size()) != key.meta.ndim()) {
     refuse("layouts and tensor dims differ in number", std::to_string(key.dims.size()) + " layouts");
@@ -105,10 +107,9 @@ void check_dims(const SpecKey& key) {
           if (cut.count < 1 || cut.count > std::max<std::int64_t>(factor.size, 1)) {
             refuse("a virtual cut makes no pieces", std::to_string(cut.count) + " of " + std::to_string(factor.size));
           }
-        } else if (cut.mesh_dim < 0 || cut.mesh_dim >= key.mesh.ndim() ||
-                   cut.count != key.mesh.shape()[cut.mesh_dim]) {
-          refuse("a cut is not by a mesh dim", "mesh dim " + std::to_string(cut.mesh_dim) + " into " +
-                                                   std::to_string(cut.count));
+        } else if (cut.mesh_dim < 0 || cut.mesh_dim >= key.mesh.ndim() || cut.count != key.mesh.shape()[cut.mesh_dim]) {
+          refuse("a cut is not by a mesh dim",
+                 "mesh dim " + std::to_string(cut.mesh_dim) + " into " + std::to_string(cut.count));
         } else if (std::exchange(used[cut.mesh_dim], true)) {
           refuse("a mesh dim is used twice", "mesh dim " + std::to_string(cut.mesh_dim));
         }
@@ -122,30 +123,31 @@ void check_dims(const SpecKey& key) {
   }
 }
 
-void hash_dim(Hasher& hasher, const DimLayout& dim) {
-  for (const Factor& factor : dim) {
-    hasher.add(static_cast<std::uint64_t>(factor.size));
-    for (const Cut& cut : factor.cuts) {
-      hasher.add(static_cast<std::uint64_t>(cut.count) * 32 + static_cast<std::uint64_t>(cut.mesh_dim + 1));
-    }
-  }
+Interned<SpecData> intern(const SpecKey& key) {
+  return spec_table().intern(key, hash_of(key.meta, key.mesh, derive_placements(key)));
 }
 
-Interned<SpecData> intern(const SpecKey& key) { return spec_table().intern(key, key.hash()); }
+// A spec whose public words are these, if there is one already. FactorShards do not say all, so they never match.
+Interned<SpecData> find_by_placements(const TensorMeta& meta, const Mesh& mesh, const Placements& placements) {
+  for (const Placement& placement : placements) {
+    if (placement.factor() >= 0) return {};
+  }
+  return spec_table().find(hash_of(meta, mesh, placements), [&](const SpecData& data) {
+    return data.key().mesh == mesh && data.key().meta == meta && data.placements() == placements;
+  });
+}
 
 }  // namespace
 
-std::size_t SpecKey::hash() const {
+std::size_t hash_of(const TensorMeta& meta, const Mesh& mesh, const Placements& placements) {
   Hasher hasher;
   hasher.add(mesh.hash());
-  hasher.add(static_cast<std::uint64_t>(meta.dtype()));
-  hasher.add_all(meta.shape());
-  hasher.add_all(meta.stride());
-  for (const DimLayout& dim : dims) {
-    if (dim.size() > 1 || !dim[0].cuts.empty()) hash_dim(hasher, dim);
-    hasher.add(dim.size());
+  hasher.add(meta.hash());
+  for (const Placement& placement : placements) {
+    hasher.add(static_cast<std::uint64_t>(placement.kind()) + 8 * static_cast<std::uint64_t>(placement.op()) +
+               64 * static_cast<std::uint64_t>(placement.dim()));
+    hasher.add(static_cast<std::uint64_t>(placement.split_factor()));
   }
-  for (const auto& op : partials) hasher.add(op ? 1 + static_cast<std::uint64_t>(*op) : 0);
   return hasher.value();
 }
 
@@ -157,7 +159,7 @@ SpecData::SpecData(const SpecKey& key) : key_(key), placements_(derive_placement
   replicated_ = replicated_ && !has_partial_;
 }
 
-Placements SpecData::derive_placements(const SpecKey& key) {
+Placements derive_placements(const SpecKey& key) {
   Placements result(static_cast<std::size_t>(key.mesh.ndim()), Replicate());
   for (std::size_t m = 0; m < result.size(); ++m) {
     if (key.partials[m]) result[m] = Partial(*key.partials[m]);
@@ -178,6 +180,7 @@ Placements SpecData::derive_placements(const SpecKey& key) {
 }
 
 Spec Spec::make(const TensorMeta& meta, const Mesh& mesh, const Placements& placements) {
+  if (auto known = find_by_placements(meta, mesh, placements)) return Spec(std::move(known));
   SpecKey key{meta, mesh, {}, {}};
   InlineVec<PublicCuts, 4> cuts;
   read_placements(meta, mesh, placements, cuts, key.partials);
@@ -212,16 +215,16 @@ Spec Spec::make(const TensorMeta& meta, const Mesh& mesh, const Placements& plac
   for (std::size_t d = 0; d < cuts.size(); ++d) {
     const auto tensor_dim = static_cast<std::int64_t>(d);
     Factor factor{meta.shape()[d], {}};
-    const auto entry = std::find_if(order.begin(), order.end(),
-                                    [&](const ShardOrderEntry& e) { return e.tensor_dim == tensor_dim; });
+    const auto entry =
+        std::find_if(order.begin(), order.end(), [&](const ShardOrderEntry& e) { return e.tensor_dim == tensor_dim; });
     if (entry == order.end()) {
       if (!cuts[d].empty()) refuse("a sharded tensor dim has no order", tensor_dim);
       key.dims.push_back({factor});
       continue;
     }
     for (std::int64_t mesh_dim : entry->mesh_dims) {
-      const auto cut = std::find_if(cuts[d].begin(), cuts[d].end(),
-                                    [&](const PublicCut& c) { return c.mesh_dim == mesh_dim; });
+      const auto cut =
+          std::find_if(cuts[d].begin(), cuts[d].end(), [&](const PublicCut& c) { return c.mesh_dim == mesh_dim; });
       if (cut == cuts[d].end()) refuse("mesh dim " + std::to_string(mesh_dim) + " is not one that cuts it", tensor_dim);
       if (cut->split_factor != 1) refuse("an order and a StridedShard together", tensor_dim);
       factor.cuts.push_back({cut->mesh_dim, cut->count});

@@ -28,11 +28,11 @@ using ShardOrder = std::vector<ShardOrderEntry>;
 
 class SpecData;
 
-// How one logical tensor lies on a mesh: its meta, the mesh, one factored layout per tensor dim, and which mesh dims are
-// Partial. The public placements are read into this form and derived from it (docs/layouts.md has the invariants).
+// How one logical tensor lies on a mesh: its meta, the mesh, one factored layout per tensor dim, and which mesh dims
+// are Partial. The public placements are read into this form and derived from it (docs/layouts.md has the invariants).
 //
-// An immutable value; equal specs are one object, so copies, == and hash cost a pointer. It does not know "my" rank: the
-// spec is the same object on all ranks of a process.
+// An immutable value; equal specs are one object, so copies, == and hash cost a pointer. It does not know "my" rank:
+// the spec is the same object on all ranks of a process.
 //
 //   auto spec = Spec::make({{7, 5}, DType::kF32}, Mesh::make({2, 3}, {"dp", "tp"}), {Shard(0), Shard(1)});
 //   spec.to_string() == "f32[7,5] @ 2x3(dp,tp) : S(0),S(1)"
@@ -66,8 +66,8 @@ class Spec {
   // The tensor dim a mesh dim cuts; none when it replicates or is Partial.
   std::optional<std::int64_t> tensor_dim_of(std::int64_t mesh_dim) const;
 
-  // What the rank at a mesh coordinate holds. The offset is its first global index on every dim; on a dim where it holds
-  // nothing, the dim's size.
+  // What the rank at a mesh coordinate holds. The offset is its first global index on every dim; on a dim where it
+  // holds nothing, the dim's size.
   struct Local {
     Dims shape;
     Dims offset;
@@ -92,8 +92,8 @@ class Spec {
 
 InternStats spec_intern_stats();
 
-// One cut as it is applied: the shape the rank sees before it and after it. The first step starts from the global shape,
-// the last ends at the local one. Cuts of one dim come in their order, otherwise mesh dims ascend.
+// One cut as it is applied: the shape the rank sees before it and after it. The first step starts from the global
+// shape, the last ends at the local one. Cuts of one dim come in their order, otherwise mesh dims ascend.
 struct ShardStep {
   std::int64_t mesh_dim;
   std::int64_t tensor_dim;
@@ -102,8 +102,8 @@ struct ShardStep {
 };
 std::vector<ShardStep> shard_steps(const Spec& spec, const Dims& coordinate);
 
-// The global shape that these local shapes (in the mesh's row-major order) come from, with the spec's dims read as sizes
-// to be found: an error when no chunk-rule tensor has them. Only for plain Shards, in mesh order.
+// The global shape that these local shapes (in the mesh's row-major order) come from, with the spec's dims read as
+// sizes to be found: an error when no chunk-rule tensor has them. Only for plain Shards, in mesh order.
 Dims global_shape_from_locals(const Mesh& mesh, const Placements& placements, const std::vector<Dims>& locals);
 
 // The refusal of from_dims as an error, for callers that cannot go on without.

@@ -11,11 +11,16 @@ struct SpecKey {
   DimLayouts dims;
   Partials partials;
 
-  std::size_t hash() const;
   friend bool operator==(const SpecKey& a, const SpecKey& b) {
     return a.mesh == b.mesh && a.meta == b.meta && a.dims == b.dims && a.partials == b.partials;
   }
 };
+
+// The public words for it: plain and strided shards where they can say it, FactorShards where not.
+Placements derive_placements(const SpecKey& key);
+
+// Specs are hashed by their public words, so that they can be looked up by those before anything else is computed.
+std::size_t hash_of(const TensorMeta& meta, const Mesh& mesh, const Placements& placements);
 
 class SpecData {
  public:
@@ -26,8 +31,6 @@ class SpecData {
   bool has_partial() const noexcept { return has_partial_; }
 
  private:
-  static Placements derive_placements(const SpecKey& key);
-
   SpecKey key_;
   Placements placements_;
   bool replicated_ = true;

@@ -116,8 +116,8 @@ Dims global_shape_from_locals(const Mesh& mesh, const Placements& placements, co
     for (std::size_t m = 0; m < placements.size() && static_cast<std::int64_t>(m) < mesh.ndim(); ++m) {
       if (!placements[m].is_shard()) continue;
       const std::int64_t dim = placements[m].dim();
-      if (dim == static_cast<std::int64_t>(d) || dim + static_cast<std::int64_t>(shape.size()) ==
-                                                     static_cast<std::int64_t>(d)) {
+      if (dim == static_cast<std::int64_t>(d) ||
+          dim + static_cast<std::int64_t>(shape.size()) == static_cast<std::int64_t>(d)) {
         mesh_dims.push_back(static_cast<std::int64_t>(m));
       }
     }

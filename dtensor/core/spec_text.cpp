@@ -42,7 +42,8 @@ FactorDraft parse_factor(Scanner& in) {
   while (in.take("~")) {
     Cut cut;
     cut.count = in.size();
-    if (cut.count < 1 || cut.count > std::max<std::int64_t>(result.size, 1)) in.fail_here("a virtual cut without pieces");
+    if (cut.count < 1 || cut.count > std::max<std::int64_t>(result.size, 1))
+      in.fail_here("a virtual cut without pieces");
     in.expect("@");
     result.placed.emplace_back(in.size(), cut);
   }
@@ -68,11 +69,11 @@ OrReason<DimLayout> finish_factor(FactorDraft& draft) {
     return dim;
   }
   if (!draft.plain.empty()) return Reason{"some cuts of a factor have a position and some have none"};
-  std::sort(draft.placed.begin(), draft.placed.end(),
-            [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::sort(draft.placed.begin(), draft.placed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   Factor factor{draft.size, {}};
   for (std::size_t i = 0; i < draft.placed.size(); ++i) {
-    if (draft.placed[i].first != static_cast<std::int64_t>(i)) return Reason{"the positions of a factor's cuts have gaps"};
+    if (draft.placed[i].first != static_cast<std::int64_t>(i))
+      return Reason{"the positions of a factor's cuts have gaps"};
     factor.cuts.push_back(draft.placed[i].second);
   }
   return DimLayout{factor};
@@ -115,7 +116,7 @@ Spec Spec::parse(std::string_view text) {
   Scanner in(text.substr(0, at), "parse_spec", kGrammar);
   const std::string_view name = in.name();
   const auto dtype = dtype_from(name);
-  if (!dtype) in.fail_here("unknown type " + quoted(name));
+  if (!dtype) in.fail_here("unknown type " + in_quotes(name));
   std::vector<std::vector<FactorDraft>> drafts;
   in.expect("[");
   if (!in.take("]")) {
@@ -170,7 +171,7 @@ Spec Spec::parse(std::string_view text) {
     DimLayout layout;
     for (FactorDraft& draft : dim) {
       const auto factors = finish_factor(draft);
-      if (!factors) fail_unsupported("parse_spec", {.what = factors.reason(), .got = quoted(text)});
+      if (!factors) fail_unsupported("parse_spec", {.what = factors.reason(), .got = in_quotes(text)});
       layout.append(factors->begin(), factors->end());
     }
     dims.push_back(std::move(layout));

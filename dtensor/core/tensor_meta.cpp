@@ -5,6 +5,7 @@
 
 #include "dtensor/core/checked.h"
 #include "dtensor/core/error.h"
+#include "dtensor/core/hash.h"
 #include "dtensor/core/text.h"
 
 namespace dtensor {
@@ -16,10 +17,24 @@ struct DTypeRow {
 };
 
 // In the order of DType.
-constexpr std::array<DTypeRow, 18> kDTypes = {{{"bool", 1}, {"u8", 1}, {"u16", 2}, {"u32", 4}, {"u64", 8},
-                                               {"i8", 1}, {"i16", 2}, {"i32", 4}, {"i64", 8},
-                                               {"f8e4m3", 1}, {"f8e5m2", 1}, {"bf16", 2}, {"f16", 2}, {"f32", 4},
-                                               {"f64", 8}, {"c32", 4}, {"c64", 8}, {"c128", 16}}};
+constexpr std::array<DTypeRow, 18> kDTypes = {{{"bool", 1},
+                                               {"u8", 1},
+                                               {"u16", 2},
+                                               {"u32", 4},
+                                               {"u64", 8},
+                                               {"i8", 1},
+                                               {"i16", 2},
+                                               {"i32", 4},
+                                               {"i64", 8},
+                                               {"f8e4m3", 1},
+                                               {"f8e5m2", 1},
+                                               {"bf16", 2},
+                                               {"f16", 2},
+                                               {"f32", 4},
+                                               {"f64", 8},
+                                               {"c32", 4},
+                                               {"c64", 8},
+                                               {"c128", 16}}};
 
 // Bytes must be countable too: the largest element has 16.
 void check_sizes(const Dims& shape, const Dims& stride) {
@@ -29,9 +44,9 @@ void check_sizes(const Dims& shape, const Dims& stride) {
     }
   }
   if (stride.size() != shape.size()) {
-    fail_invalid("tensor_meta", {.what = "sizes and strides differ in number",
-                                 .got = std::to_string(shape.size()) + " sizes and " + std::to_string(stride.size()) +
-                                        " strides"});
+    fail_invalid("tensor_meta",
+                 {.what = "sizes and strides differ in number",
+                  .got = std::to_string(shape.size()) + " sizes and " + std::to_string(stride.size()) + " strides"});
   }
   std::int64_t reach = 0;
   for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -46,11 +61,19 @@ void check_sizes(const Dims& shape, const Dims& stride) {
 std::int64_t checked_numel(const Dims& shape) {
   const auto numel = checked_product(shape);
   if (!numel || *numel > kInt64Max / 16) {
-    fail_invalid("tensor_meta", {.what = "the sizes overflow",
-                                 .got = "[" + join_numbers(shape) + "]",
-                                 .expected = "fewer than 2^59 elements"});
+    fail_invalid(
+        "tensor_meta",
+        {.what = "the sizes overflow", .got = "[" + join_numbers(shape) + "]", .expected = "fewer than 2^59 elements"});
   }
   return *numel;
+}
+
+std::size_t hash_of(const Dims& shape, const Dims& stride, DType dtype) {
+  Hasher hasher;
+  hasher.add(static_cast<std::uint64_t>(dtype));
+  hasher.add_all(shape);
+  hasher.add_all(stride);
+  return hasher.value();
 }
 
 }  // namespace
@@ -100,11 +123,13 @@ TensorMeta::TensorMeta(Dims shape, DType dtype)
   for (std::int64_t& size : counted) size = size > 1 ? size : 1;
   checked_numel(counted);
   stride_ = row_major_stride(shape_);
+  hash_ = hash_of(shape_, stride_, dtype_);
 }
 
 TensorMeta::TensorMeta(Dims shape, Dims stride, DType dtype) : TensorMeta(std::move(shape), dtype) {
   check_sizes(shape_, stride);
   stride_ = std::move(stride);
+  hash_ = hash_of(shape_, stride_, dtype_);
 }
 
 std::string TensorMeta::to_string() const {
@@ -117,7 +142,7 @@ TensorMeta TensorMeta::parse(std::string_view text) {
   Scanner in(text, "parse_tensor", "a tensor such as f32[8,6] or f32[8,6]{1,8}");
   const std::string_view name = in.name();
   const auto dtype = dtype_from(name);
-  if (!dtype) in.fail_here("unknown type " + quoted(name));
+  if (!dtype) in.fail_here("unknown type " + in_quotes(name));
   Dims shape;
   in.expect("[");
   if (!in.take("]")) {

@@ -11,8 +11,24 @@
 namespace dtensor {
 
 enum class DType : std::uint8_t {
-  kBool, kU8, kU16, kU32, kU64, kI8, kI16, kI32, kI64,
-  kF8E4M3, kF8E5M2, kBF16, kF16, kF32, kF64, kC32, kC64, kC128,
+  kBool,
+  kU8,
+  kU16,
+  kU32,
+  kU64,
+  kI8,
+  kI16,
+  kI32,
+  kI64,
+  kF8E4M3,
+  kF8E5M2,
+  kBF16,
+  kF16,
+  kF32,
+  kF64,
+  kC32,
+  kC64,
+  kC128,
 };
 
 // `f32`, `bf16`, `i64`, `c64`, …
@@ -43,9 +59,10 @@ class TensorMeta {
   std::int64_t numel() const noexcept { return numel_; }
   std::int64_t nbytes() const noexcept { return numel_ * element_size(dtype_); }
   std::string to_string() const;
+  std::size_t hash() const noexcept { return hash_; }
 
   friend bool operator==(const TensorMeta& a, const TensorMeta& b) {
-    return a.dtype_ == b.dtype_ && a.shape_ == b.shape_ && a.stride_ == b.stride_;
+    return a.hash_ == b.hash_ && a.dtype_ == b.dtype_ && a.shape_ == b.shape_ && a.stride_ == b.stride_;
   }
 
  private:
@@ -53,6 +70,7 @@ class TensorMeta {
   Dims stride_;
   DType dtype_;
   std::int64_t numel_;
+  std::size_t hash_ = 0;
 };
 
 Dims row_major_stride(const Dims& shape);

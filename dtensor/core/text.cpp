@@ -71,7 +71,7 @@ std::string_view Scanner::name() {
 
 void Scanner::fail_here(std::string_view what) {
   fail_invalid(where_, {.what = std::string(what) + " at column " + std::to_string(at_ + 1),
-                        .got = quoted(text_),
+                        .got = in_quotes(text_),
                         .expected = std::string(grammar_)});
 }
 
@@ -83,7 +83,7 @@ bool is_name(std::string_view text) {
   return true;
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   constexpr std::size_t kLongest = 120;
   std::string result = "'";
   for (char c : text.substr(0, kLongest)) {

@@ -60,6 +60,6 @@ std::string join_numbers(const Range& items, std::string_view separator = ",") {
 }
 
 // Text from outside as it may stand in an error: quoted, cut to a readable length, control characters escaped.
-std::string quoted(std::string_view text);
+std::string in_quotes(std::string_view text);
 
 }  // namespace dtensor

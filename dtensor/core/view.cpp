@@ -12,11 +12,11 @@ std::int64_t normal_dim(const Spec& spec, std::int64_t dim, std::string_view whe
   const std::int64_t ndim = spec.meta().ndim();
   const std::int64_t normal = dim < 0 ? dim + ndim : dim;
   if (normal < 0 || normal >= ndim) {
-    fail_invalid(where, {.what = "no such tensor dim",
-                         .got = "dim " + std::to_string(dim) + " of " + spec.to_string(),
-                         .expected = ndim == 0 ? "a tensor with dims"
-                                               : "a dim from " + std::to_string(-ndim) + " to " +
-                                                     std::to_string(ndim - 1)});
+    fail_invalid(where,
+                 {.what = "no such tensor dim",
+                  .got = "dim " + std::to_string(dim) + " of " + spec.to_string(),
+                  .expected = ndim == 0 ? "a tensor with dims"
+                                        : "a dim from " + std::to_string(-ndim) + " to " + std::to_string(ndim - 1)});
   }
   return normal;
 }
@@ -64,8 +64,8 @@ OrReason<Spec> flatten(const Spec& spec, std::int64_t first, std::int64_t last) 
   const std::int64_t begin = normal_dim(spec, first, "flatten");
   const std::int64_t end = normal_dim(spec, last, "flatten") + 1;
   if (begin >= end) {
-    fail_invalid("flatten", {.what = "the dims are out of order",
-                             .got = std::to_string(first) + " to " + std::to_string(last)});
+    fail_invalid("flatten",
+                 {.what = "the dims are out of order", .got = std::to_string(first) + " to " + std::to_string(last)});
   }
   const Dims& old_shape = spec.meta().shape();
   const Dims& old_stride = spec.meta().stride();
@@ -99,10 +99,10 @@ OrReason<Spec> unflatten(const Spec& spec, std::int64_t dim, const Dims& sizes) 
   const bool negative = std::any_of(sizes.begin(), sizes.end(), [](std::int64_t s) { return s < 0; });
   const auto product = checked_product(sizes);
   if (sizes.empty() || negative || !product || *product != size) {
-    fail_invalid("unflatten", {.what = "the sizes do not multiply to the dim",
-                               .got = "[" + join_numbers(sizes) + "] for dim " + std::to_string(d) + " of " +
-                                      spec.to_string(),
-                               .expected = "a product of " + std::to_string(size)});
+    fail_invalid("unflatten",
+                 {.what = "the sizes do not multiply to the dim",
+                  .got = "[" + join_numbers(sizes) + "] for dim " + std::to_string(d) + " of " + spec.to_string(),
+                  .expected = "a product of " + std::to_string(size)});
   }
   OrReason<DimLayouts> parts = DimLayouts{};
   if (size == 0) {  // nothing is held: the cuts may stand on the first of the new dims
@@ -221,8 +221,10 @@ OrReason<Spec> reshape(const Spec& spec, const Dims& shape) {
     std::int64_t have = from_end < old.size() ? old[from_end++] : 1;
     std::int64_t want = to_end < shape.size() ? shape[to_end++] : 1;
     while (have != want) {
-      if (have < want) have *= old[from_end++];
-      else want *= shape[to_end++];
+      if (have < want)
+        have *= old[from_end++];
+      else
+        want *= shape[to_end++];
     }
     // Trailing dims of size 1 join the last group.
     if (to_end == shape.size()) from_end = old.size();

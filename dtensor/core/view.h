@@ -4,9 +4,9 @@
 
 namespace dtensor {
 
-// Views that move nothing: the result holds, on every rank, exactly the elements that rank had, in the same local order,
-// so the local tensor can be viewed alike and shares its memory. Where there is no such spec, the reason why not.
-// Dims count from 0; negative ones from the end. Sizes that do not fit the tensor are an error.
+// Views that move nothing: the result holds, on every rank, exactly the elements that rank had, in the same local
+// order, so the local tensor can be viewed alike and shares its memory. Where there is no such spec, the reason why
+// not. Dims count from 0; negative ones from the end. Sizes that do not fit the tensor are an error.
 
 // Dims first … last (both included) as one. Always expressible, unevenly cut dims too, as far as the strides allow it.
 //   f32[3,5,8] @ 2(tp) : S(1)  ->  f32[(3*5),8] @ 2(tp) : S(0.1)

@@ -21,7 +21,8 @@ std::string padded(const std::string& text, std::size_t width, bool right = fals
 
 // Backgrounds of the 256-colour palette that black text reads well on, neighbours far apart.
 std::string colored(const std::string& text, std::int64_t rank) {
-  constexpr std::array<int, 16> kPalette = {114, 111, 216, 222, 183, 80, 205, 150, 117, 209, 229, 141, 79, 175, 186, 147};
+  constexpr std::array<int, 16> kPalette = {114, 111, 216, 222, 183, 80,  205, 150,
+                                            117, 209, 229, 141, 79,  175, 186, 147};
   const int color = kPalette[static_cast<std::size_t>(rank) % kPalette.size()];
   return "\x1b[48;5;" + std::to_string(color) + ";38;5;16m" + text + "\x1b[0m";
 }

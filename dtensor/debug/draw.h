@@ -8,13 +8,14 @@
 
 namespace dtensor {
 
-// Pictures of who holds what. A picture is a grid over the last two dims of the tensor; what comes before them gives one
-// grid per stretch of indices that are held alike. Small dims are drawn index by index, large ones by such stretches.
+// Pictures of who holds what. A picture is a grid over the last two dims of the tensor; what comes before them gives
+// one grid per stretch of indices that are held alike. Small dims are drawn index by index, large ones by such
+// stretches.
 
 struct DrawOptions {
-  bool color = false;             // ANSI colours
-  std::int64_t max_cells = 24;    // per side; a longer one is drawn by stretches, then cut off with a word
-  std::int64_t max_ranks = 32;    // rows of the table
+  bool color = false;           // ANSI colours
+  std::int64_t max_cells = 24;  // per side; a longer one is drawn by stretches, then cut off with a word
+  std::int64_t max_ranks = 32;  // rows of the table
 };
 
 // The spec, its grids, a table of every rank's part, and what the signs mean.

@@ -13,11 +13,16 @@ constexpr int kMargin = 20;
 std::string escaped(const std::string& text) {
   std::string result;
   for (char c : text) {
-    if (c == '<') result += "&lt;";
-    else if (c == '>') result += "&gt;";
-    else if (c == '&') result += "&amp;";
-    else if (c == '"') result += "&quot;";
-    else result += c;
+    if (c == '<')
+      result += "&lt;";
+    else if (c == '>')
+      result += "&gt;";
+    else if (c == '&')
+      result += "&amp;";
+    else if (c == '"')
+      result += "&quot;";
+    else
+      result += c;
   }
   return result;
 }
@@ -46,8 +51,10 @@ class Canvas {
     const std::string w = std::to_string(width_ + kMargin);
     const std::string h = std::to_string(height_ + kMargin);
     return "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + w + "\" height=\"" + h + "\" viewBox=\"0 0 " + w +
-           " " + h + "\">\n<style>text{font:13px monospace;fill:#222} rect{stroke:#fff;stroke-width:1}</style>\n"
-           "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n" + body_ + "</svg>\n";
+           " " + h +
+           "\">\n<style>text{font:13px monospace;fill:#222} rect{stroke:#fff;stroke-width:1}</style>\n"
+           "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n" +
+           body_ + "</svg>\n";
   }
 
  private:

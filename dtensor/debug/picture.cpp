@@ -61,13 +61,15 @@ std::string range_text(const Interval& range) {
 }
 
 bool holds(const std::vector<Interval>& runs, std::int64_t index) {
-  return std::any_of(runs.begin(), runs.end(), [&](const Interval& run) { return index >= run.begin && index < run.end; });
+  return std::any_of(runs.begin(), runs.end(),
+                     [&](const Interval& run) { return index >= run.begin && index < run.end; });
 }
 
 std::string runs_text(const std::vector<Interval>& runs) {
   constexpr std::size_t kShown = 4;
   if (runs.empty()) return "-";
-  std::string text = join(std::vector<Interval>(runs.begin(), runs.begin() + std::min(runs.size(), kShown)), ",", range_text);
+  std::string text =
+      join(std::vector<Interval>(runs.begin(), runs.begin() + std::min(runs.size(), kShown)), ",", range_text);
   if (runs.size() > kShown) text += ",… (" + std::to_string(runs.size()) + " runs)";
   return text;
 }
@@ -169,7 +171,8 @@ std::string PictureCell::text() const {
   if (ranks.empty()) return "?";
   const char* separator = parts ? "+" : ",";
   if (ranks.size() <= 3) return join_numbers(ranks, separator);
-  return std::to_string(ranks[0]) + separator + std::to_string(ranks[1]) + separator + "…" + std::to_string(ranks.back());
+  return std::to_string(ranks[0]) + separator + std::to_string(ranks[1]) + separator + "…" +
+         std::to_string(ranks.back());
 }
 
 Drawing make_drawing(const Spec& spec, const DrawOptions& options) {
@@ -195,7 +198,8 @@ Drawing make_drawing(const Spec& spec, const DrawOptions& options) {
   const std::int64_t rest = spec.mesh().size() - static_cast<std::int64_t>(drawing.ranks.size());
   if (rest > 0) drawing.notes.push_back("… and " + std::to_string(rest) + " more ranks");
   if (spec.mesh().rows() > 1) {
-    drawing.notes.push_back("the first of " + std::to_string(spec.mesh().rows()) + " rows of the mesh; the others alike");
+    drawing.notes.push_back("the first of " + std::to_string(spec.mesh().rows()) +
+                            " rows of the mesh; the others alike");
   }
   return drawing;
 }

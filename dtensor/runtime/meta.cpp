@@ -12,17 +12,16 @@ namespace dtensor {
 namespace {
 
 constexpr auto kTypes = std::to_array<std::pair<c10::ScalarType, DType>>({
-    {c10::ScalarType::Bool, DType::kBool},          {c10::ScalarType::Byte, DType::kU8},
-    {c10::ScalarType::Char, DType::kI8},            {c10::ScalarType::Short, DType::kI16},
-    {c10::ScalarType::Int, DType::kI32},            {c10::ScalarType::Long, DType::kI64},
-    {c10::ScalarType::BFloat16, DType::kBF16},      {c10::ScalarType::Half, DType::kF16},
-    {c10::ScalarType::Float, DType::kF32},          {c10::ScalarType::Double, DType::kF64},
-    {c10::ScalarType::ComplexHalf, DType::kC32},    {c10::ScalarType::ComplexFloat, DType::kC64},
-    {c10::ScalarType::ComplexDouble, DType::kC128},
+  {c10::ScalarType::Bool, DType::kBool}, {c10::ScalarType::Byte, DType::kU8}, {c10::ScalarType::Char, DType::kI8},
+      {c10::ScalarType::Short, DType::kI16}, {c10::ScalarType::Int, DType::kI32}, {c10::ScalarType::Long, DType::kI64},
+      {c10::ScalarType::BFloat16, DType::kBF16}, {c10::ScalarType::Half, DType::kF16},
+      {c10::ScalarType::Float, DType::kF32}, {c10::ScalarType::Double, DType::kF64},
+      {c10::ScalarType::ComplexHalf, DType::kC32}, {c10::ScalarType::ComplexFloat, DType::kC64},
+      {c10::ScalarType::ComplexDouble, DType::kC128},
 #if TORCH_VERSION_MAJOR >= 2
-    {c10::ScalarType::UInt16, DType::kU16},         {c10::ScalarType::UInt32, DType::kU32},
-    {c10::ScalarType::UInt64, DType::kU64},         {c10::ScalarType::Float8_e4m3fn, DType::kF8E4M3},
-    {c10::ScalarType::Float8_e5m2, DType::kF8E5M2},
+      {c10::ScalarType::UInt16, DType::kU16}, {c10::ScalarType::UInt32, DType::kU32},
+      {c10::ScalarType::UInt64, DType::kU64}, {c10::ScalarType::Float8_e4m3fn, DType::kF8E4M3},
+      {c10::ScalarType::Float8_e5m2, DType::kF8E5M2},
 #endif
 });
 

@@ -40,13 +40,13 @@ TEST(Errors, MeshShapesAndNames) {
 TEST(Errors, MeshParts) {
   EXPECT_ERROR(kMesh["pp"], kInvalidArgument,
                "[mesh] no mesh dim of this name; got 'pp' of 2x3(dp,tp); expected one of (dp,tp)");
-  EXPECT_ERROR(Mesh::make({2})["dp"], kInvalidArgument,
-               "[mesh] the mesh dims have no names; got 'dp' of 2; expected a mesh with names; try naming the dims when "
-               "the mesh is made");
+  EXPECT_ERROR(
+      Mesh::make({2})["dp"], kInvalidArgument,
+      "[mesh] the mesh dims have no names; got 'dp' of 2; expected a mesh with names; try naming the dims when "
+      "the mesh is made");
   EXPECT_ERROR(kMesh.slice({"tp", "dp"}), kInvalidArgument,
                "[mesh.slice] names out of order; got (tp,dp) of 2x3(dp,tp); expected the order of the mesh, (dp,tp)");
-  EXPECT_ERROR(kMesh.slice({"dp", "dp"}), kInvalidArgument,
-               "[mesh.slice] a mesh dim was named twice; got (dp,dp)");
+  EXPECT_ERROR(kMesh.slice({"dp", "dp"}), kInvalidArgument, "[mesh.slice] a mesh dim was named twice; got (dp,dp)");
   EXPECT_ERROR(kMesh.slice({}), kInvalidArgument, "[mesh.slice] no mesh dim was named; expected one name or more");
   EXPECT_ERROR(kMesh.flatten({"dp", "tp"}, "dp"), kInvalidArgument,
                "[mesh.flatten] a mesh dim has this name already; got 'dp' in 2x3(dp,tp); expected a new name");
@@ -90,9 +90,10 @@ TEST(Errors, Specs) {
                "[spec] no such tensor dim; got S(2) for f32[8,6]; expected a dim from -2 to 1");
   EXPECT_ERROR(Spec::make({{}, DType::kF32}, kMesh, {Shard(0), Replicate()}), kInvalidArgument,
                "[spec] a 0-d tensor cannot be sharded; got S(0) for f32[]; expected R or P");
-  EXPECT_ERROR(Spec::make(kMeta, kMesh, {Partial(), Partial(ReduceOp::kMax)}), kInvalidArgument,
-               "[spec] two reductions in one spec do not commute; got P(sum) and P(max); expected one reduction, or sum "
-               "with avg");
+  EXPECT_ERROR(
+      Spec::make(kMeta, kMesh, {Partial(), Partial(ReduceOp::kMax)}), kInvalidArgument,
+      "[spec] two reductions in one spec do not commute; got P(sum) and P(max); expected one reduction, or sum "
+      "with avg");
   EXPECT_NO_THROW(Spec::make(kMeta, kMesh, {Partial(), Partial(ReduceOp::kAvg)}));
   EXPECT_ERROR(Spec::make({{8}, DType::kI64}, kMesh, {Partial(ReduceOp::kAvg), Replicate()}), kInvalidArgument,
                "[spec] values of this type have no such reduction; got P(avg) for i64[8]");
@@ -102,9 +103,10 @@ TEST(Errors, Specs) {
   EXPECT_ERROR(Spec::make(kMeta, kMesh, {Shard(0), Shard(0)}, {{0, {1, 1}}}), kInvalidArgument,
                "[spec] mesh dim 1 is not one that cuts it; got the order of tensor dim 0 in f32[8,6] @ 2x3(dp,tp) : "
                "S(0),S(0); expected every mesh dim with a Shard on the tensor dim, once");
-  EXPECT_ERROR(Spec::make(kMeta, kMesh, {FactorShard(0, 1), Replicate()}), kInvalidArgument,
-               "[spec] a cut of a factor does not say what the factors are; got S(0.1); expected S, R or P; try parsing "
-               "a whole spec, or another tensor's spec");
+  EXPECT_ERROR(
+      Spec::make(kMeta, kMesh, {FactorShard(0, 1), Replicate()}), kInvalidArgument,
+      "[spec] a cut of a factor does not say what the factors are; got S(0.1); expected S, R or P; try parsing "
+      "a whole spec, or another tensor's spec");
   EXPECT_ERROR(StridedShard(0, 0), kInvalidArgument,
                "[StridedShard] the split factor is out of range; got 0; expected 1 or more");
 }
@@ -124,8 +126,9 @@ TEST(Errors, Views) {
   EXPECT_ERROR((void)unflatten(spec, 0, {3, 3}), kInvalidArgument,
                "[unflatten] the sizes do not multiply to the dim; got [3,3] for dim 0 of f32[8,6] @ 2x3(dp,tp) : "
                "S(0),R; expected a product of 8");
-  EXPECT_ERROR((void)flatten(spec, 0, 2), kInvalidArgument,
-               "[flatten] no such tensor dim; got dim 2 of f32[8,6] @ 2x3(dp,tp) : S(0),R; expected a dim from -2 to 1");
+  EXPECT_ERROR(
+      (void)flatten(spec, 0, 2), kInvalidArgument,
+      "[flatten] no such tensor dim; got dim 2 of f32[8,6] @ 2x3(dp,tp) : S(0),R; expected a dim from -2 to 1");
   EXPECT_ERROR((void)permute(spec, {0, 0}), kInvalidArgument,
                "[permute] not an order of the tensor's dims; got (0,0) for f32[8,6] @ 2x3(dp,tp) : S(0),R; expected "
                "every dim once");

@@ -1,4 +1,5 @@
-// Any bytes to any parser: an Error or a value, never anything else; and a value prints to a text that reads back to it.
+// Any bytes to any parser: an Error or a value, never anything else; and a value prints to a text that reads back to
+// it.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -82,9 +82,10 @@ TEST(Spec, FourThousandRowsOnThirtyByEight) {
 }
 
 TEST(Spec, TwoUndecodableStridedShardsAreNotSupported) {
-  EXPECT_ERROR(rows(39, {4, 2}, {StridedShard(0, 3), StridedShard(0, 4)}), kNotSupported,
-               "[spec] two strided shards on one tensor dim that are not an order of the mesh dims; got "
-               "f32[39] @ 4x2 : S(0,3),S(0,4); expected at most one strided shard on a tensor dim that is not an order");
+  EXPECT_ERROR(
+      rows(39, {4, 2}, {StridedShard(0, 3), StridedShard(0, 4)}), kNotSupported,
+      "[spec] two strided shards on one tensor dim that are not an order of the mesh dims; got "
+      "f32[39] @ 4x2 : S(0,3),S(0,4); expected at most one strided shard on a tensor dim that is not an order");
 }
 
 // Where the two disagree, the order is the definition: literal composition would put element 8 on (3,0).

@@ -159,9 +159,12 @@ inline Case random_case(Random& random, const Mesh& mesh, const Dims& shape, boo
   const auto ndim = static_cast<std::int64_t>(shape.size());
   for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
     const std::int64_t choice = random.below(ndim + 2);
-    if (choice < ndim) result.placements.push_back(Shard(choice));
-    else if (choice == ndim && with_partial) result.placements.push_back(Partial());
-    else result.placements.push_back(Replicate());
+    if (choice < ndim)
+      result.placements.push_back(Shard(choice));
+    else if (choice == ndim && with_partial)
+      result.placements.push_back(Partial());
+    else
+      result.placements.push_back(Replicate());
   }
   result.order = random.pick(all_orders(result.placements, ndim));
   return result;

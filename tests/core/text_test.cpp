@@ -36,8 +36,8 @@ TEST(Text, OtherSpellingsReadAlike) {
 }
 
 TEST(Text, QuotedTextIsSafeToPrint) {
-  EXPECT_EQ(dtensor::quoted("a\tb\x1b[31m"), "'a\\x09b\\x1b[31m'");
-  EXPECT_EQ(dtensor::quoted(std::string(500, 'x')).size(), 120 + 2 + std::string("…").size());
+  EXPECT_EQ(in_quotes("a\tb\x1b[31m"), "'a\\x09b\\x1b[31m'");
+  EXPECT_EQ(in_quotes(std::string(500, 'x')).size(), 120 + 2 + std::string("…").size());
 }
 
 }  // namespace

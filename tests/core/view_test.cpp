@@ -45,7 +45,8 @@ TEST(View, UnflattenFollowsTheCuts) {
   EXPECT_EQ(shown(unflatten(parse("f32[12] @ 2(a) : S(0)"), 0, {1, 12})), "f32[1,12] @ 2(a) : S(1)");
   EXPECT_EQ(shown(unflatten(parse("f32[12] @ 2(a) : S(0)"), 0, {12, 1})), "f32[12,1] @ 2(a) : S(0)");
   EXPECT_EQ(shown(unflatten(parse("f32[0] @ 2(a) : S(0)"), 0, {0, 5})), "f32[0,5] @ 2(a) : S(0)");
-  EXPECT_EQ(shown(unflatten(parse("f32[12] @ 2(a) : S(0)"), 0, {3, 4})), "no: 12 elements are not cut between rows of 4");
+  EXPECT_EQ(shown(unflatten(parse("f32[12] @ 2(a) : S(0)"), 0, {3, 4})),
+            "no: 12 elements are not cut between rows of 4");
   EXPECT_EQ(shown(unflatten(parse("f32[4] @ 3(a) : S(0)"), 0, {2, 2})), "f32[2,2] @ 3(a) : S(0)");
 }
 
@@ -139,7 +140,8 @@ TEST(View, FlattenIsAlwaysExpressible) {
   sweep::Random random(12);
   const std::vector<Dims> meshes = sweep::mesh_shapes(12, 3);
   for (int i = 0; i < 20'000; ++i) {
-    const Spec spec = sweep::random_case(random, Mesh::make(random.pick(meshes)), sweep::random_shape(random, 3, 13)).spec();
+    const Spec spec =
+        sweep::random_case(random, Mesh::make(random.pick(meshes)), sweep::random_shape(random, 3, 13)).spec();
     const auto flat = flatten(spec, 0, -1);
     ASSERT_TRUE(flat) << spec.to_string() << ": " << flat.reason();
     check_same(spec, *flat);
@@ -156,7 +158,8 @@ TEST(View, PermuteHoldsTheSameElements) {
   sweep::Random random(13);
   const std::vector<Dims> meshes = sweep::mesh_shapes(8, 3);
   for (int i = 0; i < 10'000; ++i) {
-    const Spec spec = sweep::random_case(random, Mesh::make(random.pick(meshes)), sweep::random_shape(random, 3, 7)).spec();
+    const Spec spec =
+        sweep::random_case(random, Mesh::make(random.pick(meshes)), sweep::random_shape(random, 3, 7)).spec();
     Dims order;
     for (std::int64_t d = 0; d < spec.meta().ndim(); ++d) order.insert(random.below(d + 1), d);
     const Spec after = permute(spec, order);
@@ -200,8 +203,10 @@ TEST(View, NarrowHoldsTheRange) {
         Indices expected;
         for (const Interval& run : runs_of(box_of(spec, coordinate).dims[d])) {
           for (std::int64_t k = run.begin; k < run.end; ++k) {
-            if (d != dim) expected.push_back(k);
-            else if (k >= start && k < start + length) expected.push_back(k - start);
+            if (d != dim)
+              expected.push_back(k);
+            else if (k >= start && k < start + length)
+              expected.push_back(k - start);
           }
         }
         Indices held;
