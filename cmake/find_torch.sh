@@ -19,6 +19,8 @@ config_below() {
 report() {  # report CONFIG_DIR SOURCE
   local version
   version=$(sed -n 's/^set(PACKAGE_VERSION "\(.*\)").*/\1/p' "$1/TorchConfigVersion.cmake" | head -n 1)
+  # Debian's 1.13.1 calls itself 1.13.0 in its own files.
+  [ "$2" = Debian ] && version=$(dpkg-query -W -f '${Version}' libtorch-dev | sed 's/[+-].*//')
   echo "$1 ${version:-unknown} $2"
   exit 0
 }

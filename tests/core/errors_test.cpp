@@ -111,6 +111,25 @@ TEST(Errors, Specs) {
                "[StridedShard] the split factor is out of range; got 0; expected 1 or more");
 }
 
+TEST(Errors, LayoutsThatAreNotTheTensors) {
+  const auto make = [](const DimLayout& first, const DimLayout& second, const Partials& partials) {
+    (void)Spec::from_dims(kMeta, kMesh, {first, second}, partials);
+  };
+  const Partials none(2);
+  const Factor six{6, {}};
+  EXPECT_ERROR(make({Factor{7, {}}}, {six}, none), kInvalidArgument,
+               "[spec] the factors do not multiply to the tensor dim; got 7 for dim 0; expected a layout of f32[8,6] @ "
+               "2x3(dp,tp)");
+  EXPECT_ERROR(make({Factor{8, {{0, 2}}}}, {Factor{6, {{0, 2}}}}, none), kInvalidArgument,
+               "[spec] a mesh dim is used twice; got mesh dim 0; expected a layout of f32[8,6] @ 2x3(dp,tp)");
+  EXPECT_ERROR(make({Factor{8, {{0, 2}}}}, {six}, Partials{ReduceOp::kSum, std::nullopt}), kInvalidArgument,
+               "[spec] a mesh dim is used twice; got mesh dim 0; expected a layout of f32[8,6] @ 2x3(dp,tp)");
+  EXPECT_ERROR(make({Factor{8, {{1, 2}}}}, {six}, none), kInvalidArgument,
+               "[spec] a cut is not by a mesh dim; got mesh dim 1 into 2; expected a layout of f32[8,6] @ 2x3(dp,tp)");
+  EXPECT_ERROR(make({Factor{8, {{Cut::kVirtual, 9}}}}, {six}, none), kInvalidArgument,
+               "[spec] a virtual cut makes no pieces; got 9 of 8; expected a layout of f32[8,6] @ 2x3(dp,tp)");
+}
+
 TEST(Errors, TensorMeta) {
   EXPECT_ERROR(TensorMeta({1ll << 32, 1ll << 32}, DType::kF32), kInvalidArgument,
                "[tensor_meta] the sizes overflow; got [4294967296,4294967296]; expected fewer than 2^59 elements");
