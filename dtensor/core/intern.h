@@ -73,6 +73,14 @@ class InternTable {
   explicit InternTable(std::size_t capacity) : shard_capacity_(capacity / kShards + 1) {
     for (Shard& shard : shards_) shard.sweep_at = shard_capacity_;
   }
+  // Pre: no handle outlives the table.
+  ~InternTable() {
+    for (Shard& shard : shards_) {
+      for (InternNode* node : shard.buckets) {
+        while (node) delete static_cast<Node*>(std::exchange(node, node->next));
+      }
+    }
+  }
   InternTable(const InternTable&) = delete;
   InternTable& operator=(const InternTable&) = delete;
 

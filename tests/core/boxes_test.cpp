@@ -56,7 +56,7 @@ void check_pieces(const Spec& has, const Spec& wants) {
 TEST(Boxes, PiecesOfOneMesh) {
   sweep::Random random(21);
   const std::vector<Dims> meshes = sweep::mesh_shapes(8, 3);
-  for (int i = 0; i < 4'000; ++i) {
+  for (int i = 0; i < sweep::rounds(4'000); ++i) {
     const Mesh mesh = Mesh::make(random.pick(meshes));
     const Dims shape = sweep::random_shape(random, 2, 13);
     check_pieces(random_spec(random, mesh, shape), random_spec(random, mesh, shape));
@@ -67,7 +67,7 @@ TEST(Boxes, PiecesOfOneMesh) {
 TEST(Boxes, PiecesBetweenMeshes) {
   sweep::Random random(22);
   const std::vector<Dims> meshes = sweep::mesh_shapes(6, 2);
-  for (int i = 0; i < 4'000; ++i) {
+  for (int i = 0; i < sweep::rounds(4'000); ++i) {
     const Dims shape = sweep::random_shape(random, 2, 13);
     check_pieces(random_spec(random, Mesh::make(random.pick(meshes)), shape),
                  random_spec(random, Mesh::make(random.pick(meshes)), shape));
@@ -79,7 +79,7 @@ TEST(Boxes, PiecesBetweenMeshes) {
 TEST(Boxes, SendersAndReceiversAgree) {
   sweep::Random random(23);
   const std::vector<Dims> meshes = sweep::mesh_shapes(6, 2);
-  for (int i = 0; i < 500; ++i) {
+  for (int i = 0; i < sweep::rounds(500); ++i) {
     const Mesh mesh = Mesh::make(random.pick(meshes));
     const Dims shape = sweep::random_shape(random, 2, 9);
     const Spec from = sweep::random_case(random, mesh, shape, false).spec();
@@ -157,7 +157,7 @@ TEST(Boxes, SameBoxesIsExact) {
   const std::vector<Dims> meshes = sweep::mesh_shapes(8, 3);
   std::int64_t same = 0;
   std::int64_t same_but_different_specs = 0;
-  for (int i = 0; i < 20'000; ++i) {
+  for (int i = 0; i < sweep::rounds(20'000); ++i) {
     const Mesh mesh = Mesh::make(random.pick(meshes));
     const Dims shape = sweep::random_shape(random, 2, 6);
     const Spec a = random_spec(random, mesh, shape);
@@ -175,8 +175,8 @@ TEST(Boxes, SameBoxesIsExact) {
     same += expected;
     same_but_different_specs += expected && !(a == b);
   }
-  EXPECT_GT(same, 500);
-  EXPECT_GT(same_but_different_specs, 100);
+  EXPECT_GT(same, sweep::rounds(500));
+  EXPECT_GT(same_but_different_specs, sweep::rounds(100));
 }
 
 }  // namespace

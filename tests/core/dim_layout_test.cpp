@@ -66,7 +66,7 @@ TEST(DimLayout, HeldAndCoalesceFollowTheDefinition) {
   sweep::Random random(31);
   const std::vector<Dims> meshes = sweep::mesh_shapes(12, 3);
   std::int64_t with_virtual = 0;
-  for (int i = 0; i < 60'000; ++i) {
+  for (int i = 0; i < sweep::rounds(60'000); ++i) {
     const Dims shape = random.pick(meshes);
     const DimLayout dim = random_dim(random, shape);
     const DimLayout canonical = coalesce(dim);
@@ -96,14 +96,14 @@ TEST(DimLayout, HeldAndCoalesceFollowTheDefinition) {
     });
     if (HasFatalFailure()) return;
   }
-  EXPECT_GT(with_virtual, 1'000);
+  EXPECT_GT(with_virtual, sweep::rounds(1'000));
 }
 
 TEST(DimLayout, SplitKeepsTheElements) {
   sweep::Random random(32);
   const std::vector<Dims> meshes = sweep::mesh_shapes(12, 2);
   std::int64_t splits = 0;
-  for (int i = 0; i < 60'000; ++i) {
+  for (int i = 0; i < sweep::rounds(60'000); ++i) {
     const Dims shape = random.pick(meshes);
     Factor factor = random_dim(random, shape)[0];
     const std::int64_t major = random.below(7);
@@ -117,7 +117,7 @@ TEST(DimLayout, SplitKeepsTheElements) {
     });
     if (HasFatalFailure()) return;
   }
-  EXPECT_GT(splits, 10'000);
+  EXPECT_GT(splits, sweep::rounds(10'000));
 }
 
 // A huge virtual cut is counted, not enumerated.

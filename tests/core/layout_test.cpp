@@ -27,7 +27,7 @@ TEST(Layout, RowMajorIsTheIdentity) {
 
 TEST(Layout, CoalesceKeepsTheFunction) {
   sweep::Random random(1);
-  for (int i = 0; i < 20'000; ++i) {
+  for (int i = 0; i < sweep::rounds(20'000); ++i) {
     const Layout a = random_layout(random);
     const Layout b = coalesce(a);
     ASSERT_EQ(a.numel(), b.numel());
@@ -40,7 +40,7 @@ TEST(Layout, CoalesceKeepsTheFunction) {
 TEST(Layout, ComposeIsComposition) {
   sweep::Random random(2);
   int composed = 0;
-  for (int i = 0; i < 100'000; ++i) {
+  for (int i = 0; i < sweep::rounds(100'000); ++i) {
     const Layout a = random_layout(random);
     const Layout b = random_layout(random);
     const auto c = compose(a, b);
@@ -51,7 +51,7 @@ TEST(Layout, ComposeIsComposition) {
       ASSERT_EQ((*c)(k), a(b(k))) << a.to_string() << " o " << b.to_string() << " = " << c->to_string();
     }
   }
-  EXPECT_GT(composed, 5'000);
+  EXPECT_GT(composed, sweep::rounds(5'000));
 }
 
 // Splitting the digits of a row-major layout always composes when the sizes divide.
@@ -66,7 +66,7 @@ TEST(Layout, ComposeSplitsDigits) {
 TEST(Layout, ComplementTiles) {
   sweep::Random random(3);
   int tiled = 0;
-  for (int i = 0; i < 100'000; ++i) {
+  for (int i = 0; i < sweep::rounds(100'000); ++i) {
     const Layout a = random_layout(random);
     const std::int64_t total = a.cosize() * (1 + random.below(4));
     const auto c = complement(a, total);
@@ -80,7 +80,7 @@ TEST(Layout, ComplementTiles) {
     ASSERT_EQ(*seen.rbegin(), total - 1);
     ASSERT_TRUE(a.injective());
   }
-  EXPECT_GT(tiled, 2'000);
+  EXPECT_GT(tiled, sweep::rounds(2'000));
 }
 
 TEST(Layout, DivideMakesTilesTheRows) {
@@ -95,7 +95,7 @@ TEST(Layout, DivideMakesTilesTheRows) {
 TEST(Layout, InjectiveNeverSaysYesWrongly) {
   sweep::Random random(4);
   int injective = 0;
-  for (int i = 0; i < 50'000; ++i) {
+  for (int i = 0; i < sweep::rounds(50'000); ++i) {
     const Layout a = random_layout(random);
     const auto offsets = a.offsets();
     const std::set<std::int64_t> distinct(offsets.begin(), offsets.end());
@@ -103,7 +103,7 @@ TEST(Layout, InjectiveNeverSaysYesWrongly) {
     ++injective;
     ASSERT_EQ(distinct.size(), offsets.size()) << a.to_string();
   }
-  EXPECT_GT(injective, 5'000);
+  EXPECT_GT(injective, sweep::rounds(5'000));
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ TEST(Mesh, EqualMeshesAreOneObject) {
 TEST(Mesh, RandomPartsHoldTheInvariants) {
   sweep::Random random(5);
   const std::vector<Dims> shapes = sweep::mesh_shapes(24, 4);
-  for (int i = 0; i < 5'000; ++i) {
+  for (int i = 0; i < sweep::rounds(5'000); ++i) {
     const Dims shape = random.pick(shapes);
     std::vector<std::string> names;
     for (std::size_t d = 0; d < shape.size(); ++d) names.push_back(std::string(1, static_cast<char>('a' + d)));

@@ -16,6 +16,16 @@ namespace dtensor::sweep {
 
 using Indices = std::vector<std::int64_t>;
 
+// How many of a sample's rounds to run: all, but a tenth under a sanitizer, which is ten times as slow and looks for
+// other faults.
+constexpr std::int64_t rounds(std::int64_t n) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return n / 10;
+#else
+  return n;
+#endif
+}
+
 // Piece `index` of a list cut into `count` by the chunk rule.
 inline Indices chunk_of(const Indices& list, std::int64_t count, std::int64_t index) {
   const auto n = static_cast<std::int64_t>(list.size());

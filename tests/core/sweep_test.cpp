@@ -100,7 +100,7 @@ TEST(Sweep, OneDimTensorsExhaustive) {
 void check_sample(std::int64_t ndim, std::int64_t cases, std::uint64_t seed) {
   sweep::Random random(seed);
   const std::vector<Dims> meshes = sweep::mesh_shapes(12, 3);
-  for (std::int64_t i = 0; i < cases; ++i) {
+  for (std::int64_t i = 0; i < sweep::rounds(cases); ++i) {
     Dims shape;
     for (std::int64_t d = 0; d < ndim; ++d) shape.push_back(random.below(14));
     check_all(sweep::random_case(random, Mesh::make(random.pick(meshes)), shape));

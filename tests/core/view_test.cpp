@@ -114,7 +114,7 @@ TEST(View, ChainsOfReshapesHoldTheSameElements) {
   std::int64_t expressible = 0;
   std::int64_t refused = 0;
   std::int64_t factored = 0;
-  for (int i = 0; i < 40'000; ++i) {
+  for (int i = 0; i < sweep::rounds(40'000); ++i) {
     const Mesh mesh = Mesh::make(random.pick(meshes));
     Spec spec = sweep::random_case(random, mesh, sweep::random_shape(random, 3, 12)).spec();
     for (int step = 0; step < 3; ++step) {
@@ -131,15 +131,15 @@ TEST(View, ChainsOfReshapesHoldTheSameElements) {
       for (const DimLayout& dim : spec.dims()) factored += dim.size() > 1 || has_virtual(dim[0]);
     }
   }
-  EXPECT_GT(expressible, 20'000);
-  EXPECT_GT(refused, 1'000);
-  EXPECT_GT(factored, 1'000);
+  EXPECT_GT(expressible, sweep::rounds(20'000));
+  EXPECT_GT(refused, sweep::rounds(1'000));
+  EXPECT_GT(factored, sweep::rounds(1'000));
 }
 
 TEST(View, FlattenIsAlwaysExpressible) {
   sweep::Random random(12);
   const std::vector<Dims> meshes = sweep::mesh_shapes(12, 3);
-  for (int i = 0; i < 20'000; ++i) {
+  for (int i = 0; i < sweep::rounds(20'000); ++i) {
     const Spec spec =
         sweep::random_case(random, Mesh::make(random.pick(meshes)), sweep::random_shape(random, 3, 13)).spec();
     const auto flat = flatten(spec, 0, -1);
@@ -157,7 +157,7 @@ TEST(View, FlattenIsAlwaysExpressible) {
 TEST(View, PermuteHoldsTheSameElements) {
   sweep::Random random(13);
   const std::vector<Dims> meshes = sweep::mesh_shapes(8, 3);
-  for (int i = 0; i < 10'000; ++i) {
+  for (int i = 0; i < sweep::rounds(10'000); ++i) {
     const Spec spec =
         sweep::random_case(random, Mesh::make(random.pick(meshes)), sweep::random_shape(random, 3, 7)).spec();
     Dims order;
@@ -187,7 +187,7 @@ TEST(View, NarrowHoldsTheRange) {
   sweep::Random random(14);
   const std::vector<Dims> meshes = sweep::mesh_shapes(8, 2);
   std::int64_t expressible = 0;
-  for (int i = 0; i < 30'000; ++i) {
+  for (int i = 0; i < sweep::rounds(30'000); ++i) {
     Spec spec = sweep::random_case(random, Mesh::make(random.pick(meshes)), sweep::random_shape(random, 3, 8)).spec();
     if (const auto flat = flatten(spec, 0, -1); flat && random.chance(2)) spec = *flat;
     const std::int64_t dim = random.below(spec.meta().ndim());
@@ -218,7 +218,7 @@ TEST(View, NarrowHoldsTheRange) {
     });
     if (HasFatalFailure()) return;
   }
-  EXPECT_GT(expressible, 5'000);
+  EXPECT_GT(expressible, sweep::rounds(5'000));
 }
 
 }  // namespace
