@@ -20,7 +20,7 @@ void* data_of(const at::Tensor& tensor) { return tensor.numel() == 0 ? nullptr :
 
 }  // namespace
 
-void Moves::add(std::vector<const void*> sources, std::vector<void*> destinations, std::int64_t count) {
+void Moves::add(Sources sources, Destinations destinations, std::int64_t count) {
   if (count == 0 || destinations.empty()) return;
   bytes_ += count * element_ * static_cast<std::int64_t>(sources.size() + destinations.size());
   stretches_.push_back({std::move(sources), std::move(destinations), count, tasks_});
@@ -31,7 +31,7 @@ void Moves::add_gather(const std::vector<Post>& posts) {
   std::int64_t offset = 0;
   for (std::size_t from = 0; from < posts.size(); ++from) {
     const std::int64_t count = posts[from].recv_counts[from];
-    std::vector<void*> destinations;
+    Destinations destinations;
     for (const Post& post : posts) {
       if (count > 0) destinations.push_back(advance(data_of(post.output), offset * element_));
     }
@@ -44,7 +44,7 @@ void Moves::add_reduce_scatter(const std::vector<Post>& posts) {
   std::int64_t offset = 0;
   for (std::size_t to = 0; to < posts.size(); ++to) {
     const std::int64_t count = posts[to].recv_counts[to];
-    std::vector<const void*> sources;
+    Sources sources;
     for (const Post& post : posts) {
       if (count > 0) sources.push_back(advance(data_of(post.input), offset * element_));
     }
@@ -87,8 +87,8 @@ Moves Moves::of(const std::vector<Post>& posts) {
   moves.per_task_ = kTaskBytes / moves.element_;
   switch (moves.what_.operation) {
     case Operation::kAllReduce: {
-      std::vector<const void*> sources;
-      std::vector<void*> destinations;
+      Sources sources;
+      Destinations destinations;
       for (const Post& post : posts) {
         sources.push_back(data_of(post.output));
         destinations.push_back(data_of(post.output));
@@ -97,7 +97,7 @@ Moves Moves::of(const std::vector<Post>& posts) {
       break;
     }
     case Operation::kBroadcast: {
-      std::vector<void*> destinations;
+      Destinations destinations;
       for (const Post& post : posts) destinations.push_back(data_of(post.output));
       const void* source = destinations[static_cast<std::size_t>(moves.what_.root)];
       moves.add({source}, std::move(destinations), moves.what_.numel);
@@ -142,8 +142,7 @@ void Moves::run(std::int64_t task) const {
   const void* result = advance(stretch.sources[0], begin * element_);
   std::size_t first = 0;
   if (what_.op) {
-    std::vector<const void*> parts;
-    parts.reserve(stretch.sources.size());
+    Sources parts;
     for (const void* source : stretch.sources) parts.push_back(advance(source, begin * element_));
     void* out = advance(stretch.destinations[0], begin * element_);
     reduce_parts(*what_.op, what_.dtype, out, parts, count);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "dtensor/comm/fingerprint.h"
+#include "dtensor/core/inline_vec.h"
 
 namespace dtensor {
 
@@ -14,6 +15,7 @@ struct Post {
   at::Tensor input = {};
   std::vector<std::int64_t> recv_counts = {};  // the counts, where there is one list
   std::vector<std::int64_t> send_counts = {};
+  bool here = false;  // has this member issued it?
 };
 
 // What an operation does to memory, cut into tasks that any thread may run, in any order, at the same time. A stretch
@@ -36,14 +38,17 @@ class Moves {
   static constexpr std::int64_t kSmallBytes = 64 << 10;  // read and written
   static constexpr std::int64_t kTaskBytes = 32 << 10;   // of one source
 
+  using Sources = InlineVec<const void*, 4>;
+  using Destinations = InlineVec<void*, 4>;
+
   struct Stretch {
-    std::vector<const void*> sources;
-    std::vector<void*> destinations;
+    Sources sources;
+    Destinations destinations;
     std::int64_t count = 0;
     std::int64_t first_task = 0;
   };
 
-  void add(std::vector<const void*> sources, std::vector<void*> destinations, std::int64_t count);
+  void add(Sources sources, Destinations destinations, std::int64_t count);
   void add_gather(const std::vector<Post>& posts);
   void add_reduce_scatter(const std::vector<Post>& posts);
   void add_all_to_all(const std::vector<Post>& posts);
@@ -54,7 +59,7 @@ class Moves {
   std::int64_t per_task_ = 1;  // elements
   std::int64_t tasks_ = 0;
   std::int64_t bytes_ = 0;
-  std::vector<Stretch> stretches_;
+  InlineVec<Stretch, 1> stretches_;
 };
 
 }  // namespace dtensor

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <ctime>
 
@@ -32,11 +33,21 @@ void Parking::notify_all() noexcept {
   }
 }
 
-void Parking::wait(std::uint32_t seen, int spins, Clock::time_point deadline) noexcept {
-  for (int i = 0; i < spins; ++i) {
-    if (count() != seen) return;
+bool Parking::spin(std::uint32_t seen, int most) noexcept {
+  constexpr int kLeast = 64;
+  const int tries = std::min(most, patience_.load(std::memory_order_relaxed));
+  for (int i = 0; i < tries; ++i) {
+    if (count() != seen) {
+      patience_.store(most, std::memory_order_relaxed);
+      return true;
+    }
     relax();
   }
+  patience_.store(std::max(std::min(kLeast, most), tries / 2), std::memory_order_relaxed);
+  return count() != seen;
+}
+
+void Parking::park(std::uint32_t seen, Clock::time_point deadline) noexcept {
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now()).count();
   if (left <= 0) return;
   timespec timeout{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};

@@ -16,13 +16,16 @@ class Parking {
 
   std::uint32_t count() const noexcept { return count_.load(std::memory_order_acquire); }
   void notify_all() noexcept;
-  // Returns when the count is no longer `seen`, or at the deadline, or for no reason. Spins `spins` times before it
-  // parks: worth it when the others run at the same time, harmful when they wait for this core.
-  void wait(std::uint32_t seen, int spins, Clock::time_point deadline) noexcept;
+  // True as soon as the count is no longer `seen`; false after at most `most` tries. Spinning pays when the others run
+  // at the same time and harms when they wait for this core: tries that were in vain make the next ones shorter.
+  bool spin(std::uint32_t seen, int most) noexcept;
+  // Returns when the count is no longer `seen`, or at the deadline, or for no reason.
+  void park(std::uint32_t seen, Clock::time_point deadline) noexcept;
 
  private:
   std::atomic<std::uint32_t> count_{0};
   std::atomic<std::uint32_t> parked_{0};
+  std::atomic<int> patience_{1 << 20};  // tries
 };
 
 // Locks a mutex that is only ever held for a moment: going to sleep for it would cost more than the moment.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "dtensor/comm/moves.h"
 #include "dtensor/comm/parking.h"
 #include "dtensor/core/error.h"
+#include "dtensor/core/inline_vec.h"
 
 namespace dtensor {
 
@@ -22,18 +24,22 @@ namespace dtensor {
 struct ThreadOperation {
   // Guarded by the group's mutex; `moves` is constant once the operation is ready.
   std::vector<Post> posts;  // one per participant; emptied at the end
-  std::vector<bool> posted;
-  std::vector<std::int64_t> members;  // the participants, as group ranks; of a pair: sender, receiver
   std::size_t missing = 0;
-  bool ready = false;  // everybody has posted
   Moves moves;
 
+  std::atomic<bool> ready{false};         // everybody has posted
   std::atomic<bool> done{false};          // memory is as it should be
   std::atomic<std::int64_t> next{0};      // the task to be claimed
   std::atomic<std::int64_t> finished{0};  // tasks
 
-  bool pair = false;  // a send and its receive
-  Parking parking;    // of those who wait for a pair; collectives share the group's
+  // A send and its receive: the participants are these two group ranks; those who wait have their own place.
+  bool pair = false;
+  std::array<std::int64_t, 2> members = {};
+  Parking parking;
+
+  std::int64_t member(std::size_t participant) const {
+    return pair ? members[participant] : static_cast<std::int64_t>(participant);
+  }
 };
 using ThreadOperationPtr = std::shared_ptr<ThreadOperation>;
 
@@ -63,16 +69,19 @@ class ThreadGroup {
  private:
   using Channel = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // from, to, tag
 
+  using Released = InlineVec<std::vector<Post>, 2>;  // buffers to be let go of after the mutex
+
   // Runs every task that nobody has claimed.
   void run_tasks(ThreadOperation& operation);
-  void finish(ThreadOperation& operation);
   ThreadOperationPtr oldest_ready();
   Parking& parking_of(ThreadOperation& operation) { return operation.pair ? operation.parking : parking_; }
 
   // Below: the mutex is held.
-  // True when the caller is to run it, since it is small and its turn has come.
-  bool add_post(ThreadOperation& operation, std::size_t participant, Post post);
-  void retire_empty();
+  ThreadOperationPtr collective_at(std::uint64_t sequence);
+  void add_post(ThreadOperation& operation, std::size_t participant, Post post);
+  // Runs what is small, and ends what is done, as far as it is its turn.
+  void settle(Released& released);
+  bool settle_one(ThreadOperation& operation, Released& released);
   void notify_everybody();
   std::string rank_name(std::int64_t member) const { return "rank " + std::to_string(ranks_[std::size_t(member)]); }
   std::string what_is_missing(const ThreadOperation& operation) const;
