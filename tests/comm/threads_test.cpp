@@ -9,7 +9,7 @@
 #include <chrono>
 #include <exception>
 #include <functional>
-#include <mutex>
+#include <future>
 #include <thread>
 
 #include "tests/comm/contract.h"
@@ -129,14 +129,12 @@ TEST_F(ThreadsFault, WhatARankIssuedBeforeItLeftStillEnds) {
 
 TEST_F(ThreadsFault, RankThatNeverComesIsNamedAndTheGroupIsPoisoned) {
   std::string again;
-  std::mutex hold;
-  hold.lock();
+  std::promise<void> gave_up;
   const auto errors = errors_of_ranks(3, [&](Transport& transport) {
     const auto group = group_of(transport);
     if (transport.rank() == 2) {
       group->barrier();
-      const std::lock_guard until_the_others_gave_up(hold);
-      return;
+      return gave_up.get_future().wait();
     }
     group->barrier()->wait();
     const auto work = group->all_reduce(ones(4), ReduceOp::kSum);
@@ -145,7 +143,7 @@ TEST_F(ThreadsFault, RankThatNeverComesIsNamedAndTheGroupIsPoisoned) {
       work->wait();
     } catch (const Error&) {
       again = testing::error_of([&] { group->broadcast(ones(4), 0); });
-      hold.unlock();
+      gave_up.set_value();
       throw;
     }
   });
@@ -246,9 +244,9 @@ TEST_F(ThreadsFault, OtherGroupsLiveOn) {
 }
 
 // Ranks wait for two groups' operations in opposite orders: whoever waits does the work of both.
-TEST_F(ThreadsFault, OrderOfWaitsCannotDeadlock) {
+TEST(Threads, OrderOfWaitsCannotDeadlock) {
   const auto errors = errors_of_ranks(2, [](Transport& transport) {
-    const auto a = group_of(transport, "a"), b = group_of(transport, "b");
+    const auto a = transport.make_group({0, 1}, {.name = "a"}), b = transport.make_group({0, 1}, {.name = "b"});
     for (int round = 0; round < 20; ++round) {
       const auto x = ones(200'000), y = ones(200'000);
       const auto wx = a->all_reduce(x, ReduceOp::kSum), wy = b->all_reduce(y, ReduceOp::kSum);
