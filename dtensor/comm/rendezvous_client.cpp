@@ -244,7 +244,7 @@ RendezvousClient::Bytes RendezvousClient::get(const std::string& key, std::chron
   reader.id();
   if (kind != Kind::kOk) {
     fail(ErrorKind::kCommunication, "rendezvous",
-         {.what = "nobody set the key " + quoted(key) + " within " + std::to_string(timeout.count()) + " ms"});
+         {.what = "nobody set the key " + dtensor::quoted(key) + " within " + std::to_string(timeout.count()) + " ms"});
   }
   return reader.bytes(kMaxFrame);
 }
