@@ -26,9 +26,12 @@ class MpiWork final : public Work {
 
 char* data_of(const at::Tensor& tensor) { return tensor.numel() > 0 ? static_cast<char*>(tensor.data_ptr()) : nullptr; }
 
-// A rank's own part: input and output may be the same memory.
-void copy(char* to, const char* from, std::int64_t bytes) {
-  if (bytes > 0 && to != from) std::memmove(to, from, static_cast<std::size_t>(bytes));
+// A rank's own part, once the operation begins: input and output may be the same memory.
+void append_copy(Schedule& schedule, char* to, const char* from, std::int64_t bytes) {
+  if (bytes == 0 || to == from) return;
+  Round round;
+  round.after = [=] { std::memmove(to, from, static_cast<std::size_t>(bytes)); };
+  schedule.push_back(std::move(round));
 }
 
 }  // namespace
@@ -44,19 +47,23 @@ Group::Group(std::shared_ptr<Engine> engine, std::int64_t rank, std::vector<std:
   peer_ids_[rank] = id;
 }
 
-CallPtr Group::new_call(const Fingerprint& what, std::initializer_list<at::Tensor> tensors) {
+// `written` and `read` are the buffers as the operation uses them on this rank; each may be undefined.
+CallPtr Group::new_call(const Fingerprint& what, const at::Tensor& written, const at::Tensor& read) {
   auto call = std::make_shared<Call>();
   call->group = shared_from_this();
   call->what = what;
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined()) continue;
+  const auto use = [&](const at::Tensor& tensor, std::vector<Memory>& memory) {
+    if (!tensor.defined()) return;
     if (!tensor.device().is_cpu()) {
       fail_unsupported(to_string(what.operation), {.what = describe() + " moves memory of the CPU alone",
                                                    .got = "a tensor on " + tensor.device().str(),
                                                    .advice = "the backend nccl"});
     }
     call->tensors.push_back(tensor);
-  }
+    if (tensor.numel() > 0) memory.push_back({data_of(tensor), data_of(tensor) + tensor.nbytes()});
+  };
+  use(written, call->writes);
+  use(read, call->reads);
   if (fingerprint_ && size() > 1 && what.operation != Operation::kSend && what.operation != Operation::kReceive) {
     append_fingerprint(*call);
   }
@@ -110,7 +117,7 @@ void Group::append_reduce(Call& call, char* output, char* input, const std::vect
 }
 
 WorkPtr Group::all_reduce(const at::Tensor& buffer, ReduceOp op) {
-  const CallPtr call = new_call(check_all_reduce(*this, buffer, op), {buffer});
+  const CallPtr call = new_call(check_all_reduce(*this, buffer, op), buffer, {});
   if (size() == 1 || buffer.numel() == 0) return issue(call);
   char* data = data_of(buffer);
   const auto bytes = static_cast<std::int64_t>(buffer.nbytes());
@@ -123,7 +130,7 @@ WorkPtr Group::all_reduce(const at::Tensor& buffer, ReduceOp op) {
   }
   const Parts parts(std::vector<std::int64_t>(size(), bytes), 1);
   char* all = call->new_scratch(parts.total);
-  copy(all + parts.offsets[rank()], data, bytes);
+  append_copy(call->rounds, all + parts.offsets[rank()], data, bytes);
   append_all_gather(call->rounds, place(), all, parts);
   call->rounds.back().after = [call = call.get(), all, parts, data, count = buffer.numel()] {
     std::vector<const void*> sides;
@@ -134,24 +141,24 @@ WorkPtr Group::all_reduce(const at::Tensor& buffer, ReduceOp op) {
 }
 
 WorkPtr Group::all_gather(const at::Tensor& output, const at::Tensor& input, const std::vector<std::int64_t>& counts) {
-  const CallPtr call = new_call(check_all_gather(*this, output, input, counts), {output, input});
+  const CallPtr call = new_call(check_all_gather(*this, output, input, counts), output, input);
   const Parts parts(counts, output.element_size());
   char* base = data_of(output);
-  copy(base + parts.offsets[rank()], data_of(input), parts.bytes[rank()]);
+  append_copy(call->rounds, base + parts.offsets[rank()], data_of(input), parts.bytes[rank()]);
   append_all_gather(call->rounds, place(), base, parts);
   return issue(call);
 }
 
 WorkPtr Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                               const std::vector<std::int64_t>& counts, ReduceOp op) {
-  const CallPtr call = new_call(check_reduce_scatter(*this, output, input, counts, op), {output, input});
+  const CallPtr call = new_call(check_reduce_scatter(*this, output, input, counts, op), output, input);
   append_reduce(*call, data_of(output), data_of(input), counts);
   return issue(call);
 }
 
 WorkPtr Group::all_to_all(const at::Tensor& output, const at::Tensor& input,
                           const std::vector<std::int64_t>& recv_counts, const std::vector<std::int64_t>& send_counts) {
-  const CallPtr call = new_call(check_all_to_all(*this, output, input, recv_counts, send_counts), {output, input});
+  const CallPtr call = new_call(check_all_to_all(*this, output, input, recv_counts, send_counts), output, input);
   const Parts out(recv_counts, output.element_size()), in(send_counts, input.element_size());
   if (out.bytes[rank()] != in.bytes[rank()]) {
     fail_invalid("all_to_all", {.what = "a rank sends itself another count than it receives in " + describe(),
@@ -160,13 +167,15 @@ WorkPtr Group::all_to_all(const at::Tensor& output, const at::Tensor& input,
   }
   char* to = data_of(output);
   char* from = data_of(input);
-  copy(to + out.offsets[rank()], from + in.offsets[rank()], in.bytes[rank()]);
+  append_copy(call->rounds, to + out.offsets[rank()], from + in.offsets[rank()], in.bytes[rank()]);
   append_all_to_all(call->rounds, place(), to, out, from, in);
   return issue(call);
 }
 
 WorkPtr Group::broadcast(const at::Tensor& buffer, std::int64_t root) {
-  const CallPtr call = new_call(check_broadcast(*this, buffer, root), {buffer});
+  const bool is_root = rank() == root;
+  const at::Tensor none;
+  const CallPtr call = new_call(check_broadcast(*this, buffer, root), is_root ? none : buffer, is_root ? buffer : none);
   append_broadcast(call->rounds, place(), data_of(buffer), static_cast<std::int64_t>(buffer.nbytes()), root);
   return issue(call);
 }
@@ -174,30 +183,34 @@ WorkPtr Group::broadcast(const at::Tensor& buffer, std::int64_t root) {
 WorkPtr Group::scatter(const at::Tensor& output, const at::Tensor& input, const std::vector<std::int64_t>& counts,
                        std::int64_t root) {
   const bool is_root = rank() == root;
-  const CallPtr call = new_call(check_scatter(*this, output, input, counts, root), {output, is_root ? input : output});
+  const CallPtr call =
+      new_call(check_scatter(*this, output, input, counts, root), output, is_root ? input : at::Tensor());
   const Parts parts(counts, output.element_size());
   char* from = is_root ? data_of(input) : nullptr;
-  if (is_root) copy(data_of(output), from + parts.offsets[rank()], parts.bytes[rank()]);
+  if (is_root) append_copy(call->rounds, data_of(output), from + parts.offsets[rank()], parts.bytes[rank()]);
   append_scatter(call->rounds, place(), data_of(output), from, parts, root);
   return issue(call);
 }
 
 // With fingerprints, the receiver compares the sender's with its own before it takes the data.
 WorkPtr Group::point_to_point(Operation operation, const at::Tensor& buffer, std::int64_t peer, std::int64_t tag) {
-  const CallPtr call = new_call(check_point_to_point(*this, operation, buffer, peer, tag), {buffer});
+  const bool sends = operation == Operation::kSend;
+  const at::Tensor none;
+  const CallPtr call =
+      new_call(check_point_to_point(*this, operation, buffer, peer, tag), sends ? none : buffer, sends ? buffer : none);
   if (tag < 0 || tag >= kTagSpan) {
     fail_invalid(to_string(operation), {.what = "the tag is out of range in " + describe(),
                                         .got = std::to_string(tag),
                                         .expected = "0 to " + std::to_string(kTagSpan - 1)});
   }
-  call->point_to_point = true;
+  call->peer = peer;
   call->low = tag;
-  const auto way = operation == Operation::kSend ? Transfer::Way::kSend : Transfer::Way::kReceive;
+  const auto way = sends ? Transfer::Way::kSend : Transfer::Way::kReceive;
   if (fingerprint_) {
     constexpr std::int64_t kBytes = Fingerprint::kWords * sizeof(std::uint64_t);
     char* header = call->new_scratch(kBytes);
     Round round{{{way, peer, header, kBytes}}};
-    if (operation == Operation::kSend) {
+    if (sends) {
       const auto words = call->what.words();
       std::memcpy(header, words.data(), kBytes);
     } else {
@@ -228,7 +241,7 @@ WorkPtr Group::receive(const at::Tensor& buffer, std::int64_t from, std::int64_t
 }
 
 WorkPtr Group::barrier() {
-  const CallPtr call = new_call({.operation = Operation::kBarrier, .op = {}}, {});
+  const CallPtr call = new_call({.operation = Operation::kBarrier, .op = {}}, {}, {});
   append_barrier(call->rounds, place());
   return issue(call);
 }

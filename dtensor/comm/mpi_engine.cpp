@@ -333,14 +333,17 @@ void Engine::issue(const CallPtr& call) {
     progress();
     if (group.in_flight_.size() >= kWindow) check_faults(group.in_flight_.front(), deadline);
   }
-  if (!call->point_to_point) {
+  if (!call->point_to_point()) {
     call->what.sequence = ++group.sequence_;
     call->low = static_cast<std::int64_t>(group.sequence_ % kTagSpan);
   }
+  const auto holds_up = [&](const CallPtr& earlier) { return call->has_to_follow(*earlier); };
+  const bool waits = std::any_of(group.in_flight_.begin(), group.in_flight_.end(), holds_up);
   group.in_flight_.push_back(call);
   ++active_;
+  ++group.waiting_;
   call->issued = Clock::now();
-  advance(call);
+  if (!waits) begin(call);
 }
 
 void Engine::wait(const CallPtr& call) {
@@ -372,6 +375,21 @@ bool Engine::done(const CallPtr& call) {
   } catch (const Error&) {  // wait() says it
   }
   return call->ended;
+}
+
+bool Call::has_to_follow(const Call& earlier) const {
+  const auto overlap = [](const std::vector<Memory>& some, const std::vector<Memory>& others) {
+    for (const Memory& a : some) {
+      for (const Memory& b : others) {
+        if (a.begin < b.end && b.begin < a.end) return true;
+      }
+    }
+    return false;
+  };
+  if (overlap(writes, earlier.writes) || overlap(writes, earlier.reads) || overlap(reads, earlier.writes)) return true;
+  const bool same_channel =
+      point_to_point() && what.operation == earlier.what.operation && peer == earlier.peer && low == earlier.low;
+  return same_channel && (rounds.size() > 1 || !earlier.started);
 }
 
 bool Engine::progress() {
@@ -447,6 +465,28 @@ void Engine::complete(const Entry& entry, const MPI_Status& status, int error) {
   if (call->pending == 0) advance(call);
 }
 
+void Engine::begin(const CallPtr& call) {
+  call->started = true;
+  --call->group->waiting_;
+  advance(call);
+}
+
+// Begins the calls that were held up by one that has ended.
+void Engine::begin_ready(Group& group) {
+  std::vector<CallPtr> ready;
+  std::int64_t seen = 0;
+  for (auto at = group.in_flight_.begin(); at != group.in_flight_.end() && seen < group.waiting_; ++at) {
+    const CallPtr& call = *at;
+    if (call->started) continue;
+    ++seen;
+    const auto holds_up = [&](const CallPtr& earlier) { return call->has_to_follow(*earlier); };
+    if (std::none_of(group.in_flight_.begin(), at, holds_up)) ready.push_back(call);
+  }
+  for (const CallPtr& call : ready) {
+    if (!call->started && !call->ended) begin(call);
+  }
+}
+
 void Engine::advance(const CallPtr& call) {
   while (!call->ended && call->pending == 0) {
     try {
@@ -471,7 +511,7 @@ void Engine::post(const CallPtr& call, const Transfer& transfer) {
     ++call->pending;
     return;
   }
-  const int number = tag(base + (call->point_to_point ? 1 : 0), call->low);
+  const int number = tag(base + (call->point_to_point() ? 1 : 0), call->low);
   const auto peer = static_cast<int>(group.ranks()[transfer.peer]);
   std::int64_t at = 0;
   do {
@@ -493,6 +533,7 @@ void Engine::end(const CallPtr& call) {
   Group& group = *call->group;
   const auto found = std::find(group.in_flight_.begin(), group.in_flight_.end(), call);
   if (found != group.in_flight_.end()) group.in_flight_.erase(found);
+  if (!call->started) --group.waiting_;
   --active_;
   if (call->error.empty()) {  // else MPI may still use the buffers
     call->tensors.clear();
@@ -500,14 +541,15 @@ void Engine::end(const CallPtr& call) {
     call->rounds.clear();
   }
   call->ended = true;
+  if (group.waiting_ > 0 && group.fault_.empty()) begin_ready(group);
 }
 
 // ---- faults
 
 void Engine::fail_call(const CallPtr& call, const std::string& text) {
   call->error = text;
-  end(call);
   poison(*call->group, text);
+  if (!call->ended) end(call);
 }
 
 void Engine::poison(Group& group, const std::string& text) {
@@ -529,18 +571,21 @@ void Engine::refuse_rest(Group& group) {
   group.deferred_.clear();
   while (!group.in_flight_.empty()) {
     const CallPtr call = group.in_flight_.front();
-    call->error = format_complaint(where(*call), poisoned(group.describe(), group.fault_));
+    if (call->error.empty()) call->error = format_complaint(where(*call), poisoned(group.describe(), group.fault_));
     end(call);
   }
 }
 
+// The world ranks that a call waits for; of one that has not begun, those that the calls before it wait for.
 std::vector<std::int64_t> Engine::missing(const Call& call) const {
   std::vector<std::int64_t> ranks;
+  const Group& group = *call.group;
+  const auto counts = [&](const Call* other) { return other == &call || (!call.started && &*other->group == &group); };
   for (const Entry& entry : entries_) {
-    if (entry.call.get() == &call) ranks.push_back(call.group->ranks()[entry.peer]);
+    if (entry.call && counts(entry.call.get())) ranks.push_back(group.ranks()[entry.peer]);
   }
-  for (const Deferred& item : call.group->deferred_) {
-    if (item.call.get() == &call) ranks.push_back(call.group->ranks()[item.transfer.peer]);
+  for (const Deferred& item : group.deferred_) {
+    if (counts(item.call.get())) ranks.push_back(group.ranks()[item.transfer.peer]);
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
@@ -571,7 +616,7 @@ void Engine::check_faults(const CallPtr& call, Clock::time_point deadline) {
   if (now >= deadline) {
     give_up({.what = "timed out after " + std::to_string(group.timeout_.count()) + " ms in " + group.describe(),
              .got = in_words(*call) + " without " + rank_list(missing(*call)),
-             .expected = call->point_to_point ? "the other side's call" : "the same call on every rank"});
+             .expected = call->point_to_point() ? "the other side's call" : "the same call on every rank"});
   }
 }
 

@@ -33,21 +33,32 @@ constexpr std::int64_t kTagSpan = 1 << 15;  // the least that MPI promises
 class Engine;
 class Group;
 
-// An operation under way, and its buffers.
+// Memory of a call's tensors.
+struct Memory {
+  const char* begin;
+  const char* end;
+};
+
+// An operation under way, and its buffers. It begins when nothing before it in its group writes what it uses or uses
+// what it writes, so that operations take effect in order, and those that have nothing to do with each other overlap.
 struct Call {
   std::shared_ptr<Group> group;
   Fingerprint what;
   Schedule rounds;
   std::vector<at::Tensor> tensors;               // of the caller
   std::vector<std::unique_ptr<char[]>> scratch;  // ours
-  std::int64_t low = 0;                          // of its messages' tags
-  bool point_to_point = false;
+  std::vector<Memory> reads, writes;
+  std::int64_t low = 0;    // of its messages' tags
+  std::int64_t peer = -1;  // the other side of send and receive
+  bool started = false;
   std::size_t next_round = 0;
   std::int64_t pending = 0;  // messages of the current round
   Clock::time_point issued;
   std::atomic<bool> ended = false;
   std::string error;  // why it failed, once it has ended
 
+  bool point_to_point() const { return peer >= 0; }
+  bool has_to_follow(const Call& earlier) const;
   char* new_scratch(std::int64_t bytes) {
     return scratch.emplace_back(new char[static_cast<std::size_t>(bytes)]).get();
   }
@@ -83,7 +94,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
   friend class Engine;
 
   Place place() const { return {rank(), size()}; }
-  CallPtr new_call(const Fingerprint& what, std::initializer_list<at::Tensor> tensors);
+  CallPtr new_call(const Fingerprint& what, const at::Tensor& written, const at::Tensor& read);
   WorkPtr issue(const CallPtr& call);
   WorkPtr point_to_point(Operation operation, const at::Tensor& buffer, std::int64_t peer, std::int64_t tag);
   void append_reduce(Call& call, char* output, char* input, const std::vector<std::int64_t>& counts);
@@ -98,7 +109,8 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
   std::vector<Deferred> deferred_;
   std::uint64_t sequence_ = 0;  // of the last collective
   std::deque<CallPtr> in_flight_;
-  std::string fault_;  // why the group is unusable
+  std::int64_t waiting_ = 0;  // of them have not begun
+  std::string fault_;         // why the group is unusable
   Clock::time_point fault_at_;
   bool poisoned_ = false;  // by this rank; else a fault is a peer's, and what it had sent before may still arrive
 };
@@ -150,6 +162,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_usable(const Group* group, Operation operation) const;
   bool progress();
   void complete(const Entry& entry, const MPI_Status& status, int error);
+  void begin(const CallPtr& call);
+  void begin_ready(Group& group);
   void advance(const CallPtr& call);
   void post(const CallPtr& call, const Transfer& transfer);
   void end(const CallPtr& call);
