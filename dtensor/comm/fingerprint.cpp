@@ -155,7 +155,8 @@ std::string Fingerprint::to_string() const {
   } else if (root >= 0) {
     parts.push_back("root " + std::to_string(root));
   }
-  return "#" + std::to_string(sequence) + " " + std::string(dtensor::to_string(operation)) + "(" +
+  const std::string number = sequence == 0 ? "" : "#" + std::to_string(sequence) + " ";
+  return number + std::string(dtensor::to_string(operation)) + "(" +
          join(parts, ", ", [](const std::string& part) { return part; }) + ")";
 }
 

@@ -38,7 +38,7 @@ struct Fingerprint {
   std::int64_t root = -1;      // of broadcast and scatter; the tag of send and receive
   std::int64_t numel = 0;      // of the whole: all ranks' elements in all_gather; 0 for all_to_all, where ranks differ
   std::uint64_t counts = 0;    // digest of the counts that every rank must give alike
-  std::uint64_t sequence = 0;  // the how-manieth operation of this group
+  std::uint64_t sequence = 0;  // which collective of this group, from 1; 0 is not printed
   // all_to_all: what I send, less what I receive, each hashed with who sends to whom. Over all ranks these add up to 0
   // exactly when every pair agrees on its count.
   std::uint64_t balance = 0;

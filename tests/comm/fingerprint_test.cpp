@@ -60,10 +60,10 @@ TEST(Fingerprint, Prints) {
   auto print = check_all_reduce(group, floats(100), ReduceOp::kSum);
   print.sequence = 5;
   EXPECT_EQ(print.to_string(), "#5 all_reduce(sum, Float, 100 elements)");
-  EXPECT_EQ(check_broadcast(group, floats(1), 1).to_string(), "#0 broadcast(Float, 1 element, root 1)");
+  EXPECT_EQ(check_broadcast(group, floats(1), 1).to_string(), "broadcast(Float, 1 element, root 1)");
   EXPECT_EQ(check_point_to_point(group, Operation::kSend, floats(2), 1, 9).to_string(),
-            "#0 send(Float, 2 elements, tag 9)");
-  EXPECT_EQ(Fingerprint{}.to_string(), "#0 barrier()");
+            "send(Float, 2 elements, tag 9)");
+  EXPECT_EQ(Fingerprint{}.to_string(), "barrier()");
 }
 
 TEST(Fingerprint, EveryDifferenceIsADivergence) {
@@ -78,7 +78,7 @@ TEST(Fingerprint, EveryDifferenceIsADivergence) {
   EXPECT_EQ(find_divergence(same, group.ranks()), std::nullopt);
   auto other = base;
   other.sequence = 1;
-  EXPECT_CONTAINS(differs(other), "rank 0: #0 all_gather(Float, 8 elements, counts #");
+  EXPECT_CONTAINS(differs(other), "rank 0: all_gather(Float, 8 elements, counts #");
   EXPECT_CONTAINS(differs(other), ", rank 3: #1 all_gather(Float, 8 elements, counts #");
   EXPECT_NE(differs(check_all_gather(Listed(1, {0, 3}), floats(8), floats(5), {3, 5})), "none");
   EXPECT_NE(differs(check_all_gather(group, floats(9), floats(4), {4, 5})), "none");
