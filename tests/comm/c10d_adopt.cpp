@@ -1,6 +1,8 @@
 #include "tests/comm/c10d_adopt.h"
 
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
@@ -13,6 +15,21 @@
 
 namespace dtensor::testing {
 namespace {
+
+#if TORCH_VERSION_MAJOR >= 2
+c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(const c10::intrusive_ptr<c10d::ProcessGroupGloo>& gloo,
+                                                        const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                        int size) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
+  return group;
+}
+#else
+c10::intrusive_ptr<c10d::ProcessGroup> as_process_group(const c10::intrusive_ptr<c10d::ProcessGroupGloo>& gloo,
+                                                        const c10::intrusive_ptr<c10d::Store>&, int, int) {
+  return gloo;
+}
+#endif
 
 class Adopted final : public Transport {
  public:
@@ -32,9 +49,11 @@ class Adopted final : public Transport {
     auto settings = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(20));
     settings->threads = 1;
     settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-    const auto index = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
-    return adopt_group(c10::make_intrusive<c10d::ProcessGroupGloo>(store, static_cast<int>(index), count, settings),
-                       ranks, options);
+    const auto index = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
+    const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, index, count, settings);
+    // Both forms that a program may have.
+    return made_[name] % 2 == 0 ? adopt_group(gloo, ranks, options)
+                                : adopt_group(as_process_group(gloo, store, index, count), ranks, options);
   }
 
  private:
@@ -48,7 +67,13 @@ class Adopted final : public Transport {
 
 void run_adopted(const std::string& folder, std::int64_t rank, std::int64_t size) {
   Adopted transport(folder, rank, size);
-  run_contract(transport);
+  // All but the check that makes groups in different orders: libtorch's constructor waits for the other members, so no
+  // program can do that with groups of its own.
+  std::vector<std::string> names;
+  for (const ContractCheck& check : contract_checks()) {
+    if (check.name != "several_groups") names.push_back(check.name);
+  }
+  run_contract(transport, names);
 }
 
 }  // namespace dtensor::testing

@@ -207,7 +207,7 @@ INSTANTIATE_TEST_SUITE_P(
         Divergence{"size", "#1 all_reduce(sum, Float, 400000 elements)", "#1 all_reduce(sum, Float, 500000 elements)"},
         Divergence{"order", "#1 all_reduce(sum, Float, 4 elements)", "#1 broadcast(Float, 4 elements, root 0)"},
         Divergence{"message", "receive(Float, 5 elements, tag 0)", "send(Float, 7 elements, tag 0)"}),
-    [](const auto& info) { return info.param.how; });
+    [](const auto& way) { return way.param.how; });
 
 // A launcher's store, as torchrun's: the ranks find each other through it.
 TEST(C10d, MeetsThroughTheStoreOfALauncher) {
