@@ -154,6 +154,11 @@ class MessageGroup final : public Communicator, public Abortable {
   WorkPtr receive(const at::Tensor& buffer, std::int64_t from, std::int64_t tag) override;
   WorkPtr barrier() override;
 
+  // For groups whose data go another way: once the members agree on what they are about to do (unless that was turned
+  // off), `launch` runs on the group's own thread.
+  WorkPtr agree_then(const Fingerprint& fingerprint, const std::vector<at::Tensor>& buffers,
+                     std::function<void()> launch);
+
   const std::vector<std::int64_t>& members() const override { return ranks(); }
   void drain() override;
   void abort(const std::string& why) override;
