@@ -20,9 +20,13 @@ endforeach()
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/c10d_gloo.cpp ${CMAKE_CURRENT_LIST_DIR}/c10d_group.cpp
   PROPERTIES INCLUDE_DIRECTORIES ${DTENSOR_GLOO_HEADERS})
 
-# NCCL where libtorch was built with CUDA and the CUDA headers are here.
-if(TORCH_CUDA_LIBRARIES)
+# NCCL where libtorch was built with CUDA: its header needs those of CUDA and NCCL.
+find_path(DTENSOR_NCCL_INCLUDE nccl.h
+          PATHS ${TORCH_INSTALL_PREFIX}/../nvidia/nccl/include ${CUDA_INCLUDE_DIRS} ${CUDAToolkit_INCLUDE_DIRS})
+if(TORCH_CUDA_LIBRARIES AND DTENSOR_NCCL_INCLUDE)
   target_sources(dtensor_comm PRIVATE ${CMAKE_CURRENT_LIST_DIR}/c10d_nccl.cpp)
+  set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/c10d_nccl.cpp PROPERTIES
+    INCLUDE_DIRECTORIES "${DTENSOR_GLOO_HEADERS};${DTENSOR_NCCL_INCLUDE}" COMPILE_DEFINITIONS USE_C10D_NCCL)
 else()
   target_sources(dtensor_comm PRIVATE ${CMAKE_CURRENT_LIST_DIR}/c10d_no_nccl.cpp)
 endif()

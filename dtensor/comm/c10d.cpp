@@ -74,7 +74,7 @@ class Watch {
       for (const auto& group : groups()) {
         const auto& ranks = group->members();
         if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) continue;
-        if (const auto cause = liveness_->cause("", {rank}, -1, std::chrono::milliseconds(0))) group->abort(*cause);
+        if (const auto cause = liveness_->cause("", {rank}, -1, {}, std::chrono::milliseconds(0))) group->abort(*cause);
       }
       lock.lock();
     }
@@ -135,7 +135,7 @@ class C10dTransport final : public Transport {
     plan.client = client_;
     plan.liveness = liveness_;
     plan.check = [liveness = liveness_, key = plan.key, ranks, self = rank()] {
-      if (const auto cause = liveness->cause(key, ranks, self, std::chrono::milliseconds(0))) {
+      if (const auto cause = liveness->cause(key, ranks, self, {}, std::chrono::milliseconds(0))) {
         fail(ErrorKind::kCommunication, "make_group", {.what = *cause});
       }
     };
@@ -232,7 +232,8 @@ class C10dTransport final : public Transport {
 TransportPtr make_c10d_transport(const Rendezvous& rendezvous, const std::string& backend) {
   constexpr const char* kWhere = "make_c10d_transport";
   if (backend != "gloo" && backend != "nccl") {
-    fail_invalid(kWhere, {.what = "this is no backend of c10d", .got = dtensor::quoted(backend), .expected = "gloo or nccl"});
+    fail_invalid(kWhere,
+                 {.what = "this is no backend of c10d", .got = dtensor::quoted(backend), .expected = "gloo or nccl"});
   }
   if (rendezvous.size < 1 || rendezvous.rank < 0 || rendezvous.rank >= rendezvous.size) {
     fail_invalid(kWhere, {.what = "the rank is not in the world",

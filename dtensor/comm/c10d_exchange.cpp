@@ -371,6 +371,16 @@ WorkPtr MessageGroup::barrier() {
                  });
 }
 
+WorkPtr MessageGroup::agree_then(const Fingerprint& fingerprint, const std::vector<at::Tensor>& buffers,
+                                 std::function<void()> launch) {
+  return enqueue(fingerprint, buffers,
+                 [this, launch = std::move(launch)](const Fingerprint& what, Clock::time_point deadline) {
+                   const std::vector<Slice> nothing(static_cast<std::size_t>(size()));
+                   exchange(what, nothing, nothing, deadline);
+                   launch();
+                 });
+}
+
 WorkPtr MessageGroup::send(const at::Tensor& buffer, std::int64_t to, std::int64_t tag) {
   const Fingerprint fingerprint = check_point_to_point(*this, Operation::kSend, buffer, to, tag);
   check_cpu(*this, buffer);

@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -56,20 +55,16 @@ using MessengerPtr = std::unique_ptr<Messenger>;
 class Liveness {
  public:
   void tell(const RendezvousEvent& event);
-  // Why a group cannot go on: a member that was lost or left, or another member's report. Waits a little for the news
-  // to arrive: a broken connection is noticed before its reason.
+  // Why a group cannot go on: the first news of a member that was lost or left, or of another member's giving up.
+  // Members that had finished count when they are among `peers`, the ranks that failed us, or when nothing else is
+  // known. Waits a little for the news to arrive: a broken connection is noticed before its reason.
   std::optional<std::string> cause(const std::string& group, const std::vector<std::int64_t>& ranks, std::int64_t self,
-                                   std::chrono::milliseconds patience);
+                                   const std::vector<std::int64_t>& peers, std::chrono::milliseconds patience);
 
  private:
-  std::optional<std::string> find(const std::string& group, const std::vector<std::int64_t>& ranks,
-                                  std::int64_t self) const;
-
   std::mutex mutex_;
   std::condition_variable news_;
-  std::set<std::int64_t> lost_;
-  std::map<std::int64_t, std::string> left_;  // why; empty when finished
-  std::map<std::string, std::pair<std::int64_t, std::string>> failed_;
+  std::vector<RendezvousEvent> events_;
 };
 
 // Threads that are started as they are needed and kept for the next job.
@@ -158,6 +153,11 @@ class MessageGroup final : public Communicator, public Abortable {
   WorkPtr send(const at::Tensor& buffer, std::int64_t to, std::int64_t tag) override;
   WorkPtr receive(const at::Tensor& buffer, std::int64_t from, std::int64_t tag) override;
   WorkPtr barrier() override;
+
+  // For groups whose data go another way: once the members agree on what they are about to do (unless that was turned
+  // off), `launch` runs on the group's own thread.
+  WorkPtr agree_then(const Fingerprint& fingerprint, const std::vector<at::Tensor>& buffers,
+                     std::function<void()> launch);
 
   const std::vector<std::int64_t>& members() const override { return ranks(); }
   void drain() override;

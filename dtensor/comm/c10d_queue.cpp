@@ -13,51 +13,52 @@ std::string name_ranks(const std::vector<std::int64_t>& peers, const std::vector
   return (peers.size() == 1 ? "rank " : "ranks ") + join(peers, ", ", world);
 }
 
+bool contains(const std::vector<std::int64_t>& ranks, std::int64_t rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+std::string to_text(const RendezvousEvent& event) {
+  const std::string rank = "rank " + std::to_string(event.rank);
+  switch (event.kind) {
+    case RendezvousEvent::Kind::kLost:
+      return rank + " was lost: it ended without a word";
+    case RendezvousEvent::Kind::kFailed:
+      return rank + " gave up: " + event.text;
+    case RendezvousEvent::Kind::kLeft:
+      break;
+  }
+  return event.text.empty() ? rank + " left: it had finished" : rank + " left after an error: " + event.text;
+}
+
 }  // namespace
 
 void Liveness::tell(const RendezvousEvent& event) {
   const std::lock_guard lock(mutex_);
-  switch (event.kind) {
-    case RendezvousEvent::Kind::kLost:
-      lost_.insert(event.rank);
-      break;
-    case RendezvousEvent::Kind::kLeft:
-      left_.emplace(event.rank, event.text);
-      break;
-    case RendezvousEvent::Kind::kFailed:
-      failed_.emplace(event.group, std::pair(event.rank, event.text));
-      break;
-  }
+  events_.push_back(event);
   news_.notify_all();
 }
 
-std::optional<std::string> Liveness::find(const std::string& group, const std::vector<std::int64_t>& ranks,
-                                          std::int64_t self) const {
-  const auto rank_text = [](std::int64_t rank) { return "rank " + std::to_string(rank); };
-  for (const std::int64_t rank : ranks) {
-    if (rank != self && lost_.count(rank) != 0) return rank_text(rank) + " was lost: it ended without a word";
-  }
-  for (const std::int64_t rank : ranks) {
-    const auto found = left_.find(rank);
-    if (rank != self && found != left_.end() && !found->second.empty()) {
-      return rank_text(rank) + " left after an error: " + found->second;
-    }
-  }
-  if (const auto found = failed_.find(group); found != failed_.end() && found->second.first != self) {
-    return rank_text(found->second.first) + " gave up: " + found->second.second;
-  }
-  for (const std::int64_t rank : ranks) {
-    if (rank != self && left_.count(rank) != 0) return rank_text(rank) + " left: it had finished";
-  }
-  return std::nullopt;
-}
-
 std::optional<std::string> Liveness::cause(const std::string& group, const std::vector<std::int64_t>& ranks,
-                                           std::int64_t self, std::chrono::milliseconds patience) {
+                                           std::int64_t self, const std::vector<std::int64_t>& peers,
+                                           std::chrono::milliseconds patience) {
+  const auto concerns = [&](const RendezvousEvent& event) {
+    return event.rank != self &&
+           (event.kind == RendezvousEvent::Kind::kFailed ? event.group == group : contains(ranks, event.rank));
+  };
+  const auto finished = [](const RendezvousEvent& event) {
+    return event.kind == RendezvousEvent::Kind::kLeft && event.text.empty();
+  };
   std::unique_lock lock(mutex_);
   std::optional<std::string> result;
   news_.wait_for(lock, patience, [&] {
-    result = find(group, ranks, self);
+    for (const RendezvousEvent& event : events_) {
+      if (!concerns(event)) continue;
+      if (!finished(event) || contains(peers, event.rank)) {
+        result = to_text(event);
+        break;
+      }
+      if (!result) result = to_text(event);
+    }
     return result.has_value();
   });
   return result;
@@ -264,7 +265,9 @@ std::string MessageGroup::explain(const Trouble& trouble) {
   const std::int64_t self = ranks()[static_cast<std::size_t>(rank())];
   const auto patience = std::chrono::milliseconds(trouble.late ? 0 : 800);
   if (config_.liveness) {
-    if (auto cause = config_.liveness->cause(config_.key, ranks(), self, patience)) return *cause;
+    std::vector<std::int64_t> peers;
+    for (const std::int64_t peer : trouble.peers) peers.push_back(ranks()[static_cast<std::size_t>(peer)]);
+    if (auto cause = config_.liveness->cause(config_.key, ranks(), self, peers, patience)) return *cause;
   }
   const std::string who = name_ranks(trouble.peers, ranks());
   if (!trouble.late) return "the connection to " + who + " broke";
