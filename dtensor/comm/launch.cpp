@@ -170,8 +170,10 @@ bool travels(std::string_view name) {
   return name == "LD_LIBRARY_PATH";
 }
 
-// The program on another host, in a session of its own. Signals come as names on stdin; when stdin ends, the connection
-// is gone and the program goes with it.
+// The program on another host. sshd gives a command a session of its own, so that the shell's number is that of its
+// group. The shell outlives the signals that the group gets, to say by which of them the program ended: ssh does not.
+// Beside it runs a watcher that sends the group the signals whose names it reads from the connection; when that ends,
+// the program goes with it.
 std::string remote_script(const LaunchOptions& options, const Environment& variables) {
   std::string words;
   for (const auto& [name, value] : variables) words += " " + shell_quoted(name + "=" + value);
@@ -179,25 +181,23 @@ std::string remote_script(const LaunchOptions& options, const Environment& varia
   const std::int64_t grace = (options.grace.count() + 999) / 1000;
   std::error_code ignored;
   const std::string folder = std::filesystem::current_path(ignored).string();
-  const std::string script = "cd " + shell_quoted(folder.empty() ? "/" : folder) + " || exit 127\n" +
+  const std::string watcher =
+      "while read -r name; do kill -s \"$name\" -- \"-$1\"; done\n"
+      "kill -s TERM -- \"-$1\"\n"
+      "left=" +
+      std::to_string(grace) +
+      "\n"
+      "while [ $left -gt 0 ] && kill -s 0 -- \"-$1\"; do sleep 1; left=$((left - 1)); done\n"
+      "kill -s KILL -- \"-$1\"";
+  const std::string script = "cd " + shell_quoted(folder.empty() ? "/" : folder) +
+                             " || exit 127\n"
                              "exec 3<&0\n"
-                             "setsid env" +
-                             words +
-                             " </dev/null 3<&- &\n"
-                             "rank=$!\n"
-                             "(while read -r name; do kill -s \"$name\" -- \"-$rank\"; done\n"
-                             " kill -s TERM -- \"-$rank\"; left=" +
-                             std::to_string(grace) +
-                             "\n"
-                             " while [ $left -gt 0 ] && kill -s 0 -- \"-$rank\"; do sleep 1; left=$((left - 1)); done\n"
-                             " kill -s KILL -- \"-$rank\") <&3 >/dev/null 2>&1 &\n"
-                             "watcher=$!\n"
-                             "exec 3<&-\n"
-                             "wait $rank\n"
-                             "code=$?\n"
-                             "kill -s KILL -- \"-$rank\" 2>/dev/null\n"
-                             "kill -s KILL $watcher 2>/dev/null\n"
-                             "exit $code";
+                             "setsid sh -c " +
+                             shell_quoted(watcher) +
+                             " sh $$ <&3 3<&- >/dev/null 2>&1 &\n"
+                             "trap : HUP INT QUIT TERM USR1 USR2\n"
+                             "env" +
+                             words + " </dev/null 3<&-\nexit $?";
   return "exec sh -c " + shell_quoted(script);
 }
 

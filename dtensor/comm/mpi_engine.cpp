@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 using Way = Transfer::Way;
 
 constexpr std::int64_t kChunk = std::int64_t{1} << 30;  // bytes of one message: MPI counts in int
-constexpr std::size_t kWindow = kTagSpan - 1;           // calls of a group under way: so many tags it has
+constexpr std::int64_t kOverlap = 64;                   // collectives of a group that have begun; fewer than its tags
 constexpr std::size_t kLongestText = 4096;              // of an error that peers are told
 constexpr milliseconds kSettle{200};                    // for what a peer sent before it left or gave up
 constexpr milliseconds kFarewell{5000};                 // for the others to leave too when something went wrong
@@ -326,24 +326,18 @@ void Engine::take_words(std::int64_t from, const std::vector<std::int64_t>& word
 
 void Engine::issue(const CallPtr& call) {
   Group& group = *call->group;
-  std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
+  progress();  // a peer may have given the group up
   check_usable(&group, call->what.operation);
-  const Clock::time_point deadline = Clock::now() + group.timeout_;
-  for (Backoff backoff(true); group.in_flight_.size() >= kWindow; backoff.pause()) {
-    progress();
-    if (group.in_flight_.size() >= kWindow) check_faults(group.in_flight_.front(), deadline);
-  }
   if (!call->point_to_point()) {
     call->what.sequence = ++group.sequence_;
     call->low = static_cast<std::int64_t>(group.sequence_ % kTagSpan);
   }
-  const auto holds_up = [&](const CallPtr& earlier) { return call->has_to_follow(*earlier); };
-  const bool waits = std::any_of(group.in_flight_.begin(), group.in_flight_.end(), holds_up);
-  group.in_flight_.push_back(call);
-  ++active_;
-  ++group.waiting_;
   call->issued = Clock::now();
-  if (!waits) begin(call);
+  ++active_;
+  group.in_flight_.push_back(call);
+  ++group.waiting(*call);
+  begin_ready(group);
 }
 
 void Engine::wait(const CallPtr& call) {
@@ -465,25 +459,34 @@ void Engine::complete(const Entry& entry, const MPI_Status& status, int error) {
   if (call->pending == 0) advance(call);
 }
 
-void Engine::begin(const CallPtr& call) {
-  call->started = true;
-  --call->group->waiting_;
-  advance(call);
-}
-
-// Begins the calls that were held up by one that has ended.
+// Begins what nothing holds up any more. Collectives begin in order; a send or receive waits for none but those calls
+// that it has to follow.
 void Engine::begin_ready(Group& group) {
   std::vector<CallPtr> ready;
-  std::int64_t seen = 0;
-  for (auto at = group.in_flight_.begin(); at != group.in_flight_.end() && seen < group.waiting_; ++at) {
+  const std::deque<CallPtr>& calls = group.in_flight_;
+  std::int64_t room = kOverlap - group.begun_;
+  std::int64_t messages = group.waiting_messages_;
+  bool in_order = group.waiting_collectives_ > 0;
+  for (auto at = calls.begin(); at != calls.end() && (messages > 0 || (in_order && room > 0)); ++at) {
     const CallPtr& call = *at;
     if (call->started) continue;
-    ++seen;
+    const bool message = call->point_to_point();
+    if (message) --messages;
+    if (!message && (!in_order || room <= 0)) continue;
     const auto holds_up = [&](const CallPtr& earlier) { return call->has_to_follow(*earlier); };
-    if (std::none_of(group.in_flight_.begin(), at, holds_up)) ready.push_back(call);
+    if (std::none_of(calls.begin(), at, holds_up)) {
+      ready.push_back(call);
+      if (!message) --room;
+    } else if (!message) {
+      in_order = false;
+    }
   }
   for (const CallPtr& call : ready) {
-    if (!call->started && !call->ended) begin(call);
+    if (call->started || call->ended) continue;
+    call->started = true;
+    --group.waiting(*call);
+    if (!call->point_to_point()) ++group.begun_;
+    advance(call);
   }
 }
 
@@ -533,7 +536,8 @@ void Engine::end(const CallPtr& call) {
   Group& group = *call->group;
   const auto found = std::find(group.in_flight_.begin(), group.in_flight_.end(), call);
   if (found != group.in_flight_.end()) group.in_flight_.erase(found);
-  if (!call->started) --group.waiting_;
+  if (!call->started) --group.waiting(*call);
+  if (call->started && !call->point_to_point()) --group.begun_;
   --active_;
   if (call->error.empty()) {  // else MPI may still use the buffers
     call->tensors.clear();
@@ -541,7 +545,7 @@ void Engine::end(const CallPtr& call) {
     call->rounds.clear();
   }
   call->ended = true;
-  if (group.waiting_ > 0 && group.fault_.empty()) begin_ready(group);
+  if (group.waiting_collectives_ + group.waiting_messages_ > 0 && group.fault_.empty()) begin_ready(group);
 }
 
 // ---- faults

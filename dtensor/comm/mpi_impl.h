@@ -94,6 +94,7 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
   friend class Engine;
 
   Place place() const { return {rank(), size()}; }
+  std::int64_t& waiting(const Call& call) { return call.point_to_point() ? waiting_messages_ : waiting_collectives_; }
   CallPtr new_call(const Fingerprint& what, const at::Tensor& written, const at::Tensor& read);
   WorkPtr issue(const CallPtr& call);
   WorkPtr point_to_point(Operation operation, const at::Tensor& buffer, std::int64_t peer, std::int64_t tag);
@@ -109,8 +110,10 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
   std::vector<Deferred> deferred_;
   std::uint64_t sequence_ = 0;  // of the last collective
   std::deque<CallPtr> in_flight_;
-  std::int64_t waiting_ = 0;  // of them have not begun
-  std::string fault_;         // why the group is unusable
+  std::int64_t begun_ = 0;                // collectives of them that have begun
+  std::int64_t waiting_collectives_ = 0;  // and not
+  std::int64_t waiting_messages_ = 0;     // sends and receives that have not begun
+  std::string fault_;                     // why the group is unusable
   Clock::time_point fault_at_;
   bool poisoned_ = false;  // by this rank; else a fault is a peer's, and what it had sent before may still arrive
 };
@@ -162,7 +165,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void check_usable(const Group* group, Operation operation) const;
   bool progress();
   void complete(const Entry& entry, const MPI_Status& status, int error);
-  void begin(const CallPtr& call);
   void begin_ready(Group& group);
   void advance(const CallPtr& call);
   void post(const CallPtr& call, const Transfer& transfer);

@@ -1,5 +1,5 @@
 // One rank of the MPI tests: mpirun -n 4 mpi_ranks CASE. Prints `rank R: …`, one line per thing worth checking.
-#include <ATen/ops/arange.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <mpi.h>
@@ -101,8 +101,9 @@ void missing(Transport& transport) {
   group->barrier()->wait();
   if (group->rank() == group->size() - 1) {
     std::this_thread::sleep_for(milliseconds(1500));
+    // What the others had sent is there; what follows is not.
     say_error(transport, [&] {
-      group->barrier()->wait();
+      group->all_reduce(ones(4), ReduceOp::kSum)->wait();
       group->barrier()->wait();
     });
     return;
@@ -114,9 +115,30 @@ void missing(Transport& transport) {
   say_error(transport, [&] { group->barrier(); });
 }
 
+// Rank 0 gives a broadcast up, and all that it has of it, while MPI still has the address.
+void keeps_buffers(Transport& transport) {
+  const auto group = whole(transport, milliseconds(300));
+  group->barrier()->wait();
+  if (transport.rank() == 1) {
+    std::this_thread::sleep_for(milliseconds(1000));
+    return;
+  }
+  static bool freed = false;
+  static float memory[100];
+  {
+    const auto buffer = at::from_blob(
+        memory, {100}, [](void*) { freed = true; }, at::kFloat);
+    say_error(transport, [&] { group->broadcast(buffer, 1)->wait(); });
+  }
+  require(!freed, "the buffer was let go");
+}
+
 // One rank never makes the group.
 void absent(Transport& transport) {
-  if (transport.rank() == 1) return;
+  if (transport.rank() == 1) {
+    std::this_thread::sleep_for(milliseconds(1500));
+    return;
+  }
   const auto group = whole(transport, milliseconds(500));
   say_error(transport, [&] { group->all_reduce(ones(100'000), ReduceOp::kSum)->wait(); });
 }
@@ -238,6 +260,7 @@ const std::map<std::string, void (*)(Transport&)> kCases = {
     {"exits", exits},
     {"fails", fails},
     {"finishes_early", finishes_early},
+    {"keeps_buffers", keeps_buffers},
     {"killed", killed},
     {"large", large},
     {"leaves_when_done", leaves_when_done},
