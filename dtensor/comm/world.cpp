@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "dtensor/comm/c10d.h"
@@ -85,38 +86,38 @@ class World::Impl {
   const std::string& backend() const noexcept { return backend_; }
   const WorldOptions& options() const noexcept { return options_; }
 
+  // Made as the mesh dim with these ranks wants it, or as the world does.
   CommunicatorPtr group_of(const Ranks& ranks, const std::string& name) {
     const std::lock_guard lock(mutex_);
-    const auto [entry, is_new] = groups_.try_emplace(ranks);
-    if (!is_new) return entry->second;
-    try {
-      entry->second = make_group(ranks, name);
-    } catch (...) {
-      groups_.erase(entry);
-      throw;
-    }
-    return entry->second;
+    const auto given = given_.find(ranks);
+    if (given != given_.end()) return given->second;
+    const auto wanted = wanted_.find(ranks);
+    return find_or_make(ranks, name, wanted == wanted_.end() ? MeshDimOptions{} : wanted->second);
+  }
+
+  CommunicatorPtr everybody() {
+    Ranks ranks(static_cast<std::size_t>(size_));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    const std::lock_guard lock(mutex_);
+    const auto given = given_.find(ranks);
+    return given != given_.end() ? given->second : find_or_make(ranks, "world", {});
   }
 
   void use_group(CommunicatorPtr group) {
     check_group_ranks(group->ranks(), rank_, size_);
     const std::lock_guard lock(mutex_);
-    const auto [entry, is_new] = groups_.try_emplace(group->ranks(), group);
-    if (!is_new) fail_invalid("World::use_group", {.what = "these ranks have a group", .got = group->describe()});
+    if (!given_.try_emplace(group->ranks(), group).second) {
+      fail_invalid("World::use_group", {.what = "these ranks have a group", .got = group->describe()});
+    }
   }
 
   void set_options(const Ranks& ranks, const MeshDimOptions& wanted) {
     const std::lock_guard lock(mutex_);
-    const auto [entry, is_new] = wanted_.try_emplace(ranks, wanted);
-    const MeshDimOptions& known = entry->second;
+    const MeshDimOptions& known = wanted_.try_emplace(ranks, wanted).first->second;
     if (known.backend != wanted.backend || known.timeout != wanted.timeout) {
       fail_invalid("World::set_options", {.what = "the group of these ranks was given other options",
                                           .got = "{" + join_numbers(ranks) + "}",
                                           .expected = "the same options for every mesh that shares the group"});
-    }
-    if (is_new && groups_.count(ranks) > 0) {
-      fail_invalid("World::set_options",
-                   {.what = "the group of these ranks is in use already", .got = "{" + join_numbers(ranks) + "}"});
     }
   }
 
@@ -145,10 +146,14 @@ class World::Impl {
   }
 
  private:
-  CommunicatorPtr make_group(const Ranks& ranks, const std::string& name) {
-    const auto wanted = wanted_.find(ranks);
-    const MeshDimOptions options = wanted == wanted_.end() ? MeshDimOptions{} : wanted->second;
+  using Key = std::tuple<Ranks, std::string, std::chrono::milliseconds>;  // with the backend and the timeout
+
+  CommunicatorPtr find_or_make(const Ranks& ranks, const std::string& name, const MeshDimOptions& options) {
     const std::string& backend = options.backend.empty() ? backend_ : options.backend;
+    const auto timeout = options.timeout.value_or(options_.timeout);
+    const Key key(ranks, backend, timeout);
+    const auto known = groups_.find(key);
+    if (known != groups_.end()) return known->second;
     const auto transport = transports_.find(backend);
     if (transport == transports_.end()) {
       fail_invalid("World::group", {.what = "this world has no group of these ranks, and nothing to make one with",
@@ -156,9 +161,11 @@ class World::Impl {
                                     .advice = "World::use_group first"});
     }
     if (left_) fail_invalid("World::group", {.what = "this rank has left its world"});
-    return transport->second->make_group(ranks, {.name = name,
-                                                 .timeout = options.timeout.value_or(options_.timeout),
-                                                 .fingerprint = options_.fingerprint.value_or(backend == "gloo")});
+    const bool fingerprint = options_.fingerprint.value_or(backend == "gloo");
+    const auto group =
+        transport->second->make_group(ranks, {.name = name, .timeout = timeout, .fingerprint = fingerprint});
+    groups_.emplace(key, group);
+    return group;
   }
 
   void add_transport(TransportPtr transport) {
@@ -177,10 +184,8 @@ class World::Impl {
   int agree_on_port() {
     int port = 0;
     if (rank_ == 0) port = RendezvousServer("127.0.0.1", 0, 1).port();
-    Ranks everybody(static_cast<std::size_t>(size_));
-    std::iota(everybody.begin(), everybody.end(), 0);
     const auto message = at::full({1}, static_cast<double>(port), at::kLong);
-    group_of(everybody, "world")->broadcast(message, 0)->wait();
+    everybody()->broadcast(message, 0)->wait();
     return static_cast<int>(message.item<std::int64_t>());
   }
 
@@ -192,7 +197,8 @@ class World::Impl {
 
   std::mutex mutex_;
   std::map<std::string, TransportPtr> transports_;
-  std::map<Ranks, CommunicatorPtr> groups_;  // destroyed before the transports
+  std::map<Key, CommunicatorPtr> groups_;  // destroyed before the transports
+  std::map<Ranks, CommunicatorPtr> given_;
   std::map<Ranks, MeshDimOptions> wanted_;
   bool left_ = false;
 };
@@ -256,11 +262,7 @@ CommunicatorPtr World::group(const Mesh& mesh) {
   return group_of(mesh.ranks(*mesh.row_of(rank())), "mesh");
 }
 
-CommunicatorPtr World::group() {
-  Ranks everybody(static_cast<std::size_t>(size()));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  return group_of(everybody, "world");
-}
+CommunicatorPtr World::group() { return impl_->everybody(); }
 
 void World::set_options(const Mesh& mesh, std::string_view dim, const MeshDimOptions& options) {
   const std::int64_t index = mesh.dim_index(dim);

@@ -55,7 +55,8 @@ class World {
   const WorldOptions& options() const noexcept;
 
   // My group along a mesh dim; over all ranks of (my row of) a mesh; over the world; over any ranks, mine among them.
-  // Made on first use by its members alone, and kept. Meshes that share a group's ranks share the group.
+  // Made on first use by its members alone, and kept. Meshes that share a group's ranks share the group and the options
+  // that it was given; the group over the world is always made as the world's options say.
   CommunicatorPtr group(const Mesh& mesh, std::int64_t dim);
   CommunicatorPtr group(const Mesh& mesh, std::string_view dim);
   CommunicatorPtr group(const Mesh& mesh);

@@ -148,6 +148,7 @@ TEST(World, MeshDimsCanHaveTheirOwnTimeout) {
     run_ranks(2, [](World& world) {
       const auto mesh =
           init_device_mesh(world, at::kCPU, {2}, {"tp"}, {{"tp", {.timeout = std::chrono::milliseconds(50)}}});
+      world.group()->barrier()->wait();  // the same ranks, with the world's timeout
       if (world.rank() == 0) world.group(mesh, "tp")->barrier()->wait();
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
     });
