@@ -21,7 +21,7 @@ help:
 	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench lint format clean'
 
 build:
-	@bash cmake/setup.sh core
+	@bash cmake/setup.sh core comm
 	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix $(CMAKE_ARGS); cmake --build $$build -j $(JOBS)
 
 demo:

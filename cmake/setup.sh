@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing (as root, by apt) or says what is. Usage: setup.sh PART…   parts: core lint fuzz bench comm
+# Installs what is missing (as root, by apt) or says what is. Usage: setup.sh PART…   parts: core comm lint fuzz bench python
 set -euo pipefail
 
 have_command() { command -v "$1" >/dev/null 2>&1; }
@@ -29,7 +29,11 @@ collect() {
         need libclang-rt-14-dev fuzzer_links
         ;;
       bench) need libbenchmark-dev have_header benchmark/benchmark.h ;;
-      comm) need libopenmpi-dev have_command mpicxx ;;
+      comm)  # Open MPI as a backend, and network namespaces for the test of two hosts
+        need libopenmpi-dev have_command mpicxx
+        need openmpi-bin have_command mpirun
+        need iproute2 have_command ip
+        ;;
       python) need python3-venv python_has_venv ;;
       *) echo "setup.sh: unknown part '$part'" >&2; exit 2 ;;
     esac

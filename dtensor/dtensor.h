@@ -8,3 +8,6 @@
 #include "dtensor/core/spec.h"
 #include "dtensor/core/tensor_meta.h"
 #include "dtensor/core/view.h"
+#ifdef DTENSOR_HAS_TORCH
+#include "dtensor/comm/world.h"
+#endif

@@ -1,0 +1,297 @@
+#include <algorithm>
+#include <exception>
+
+#include "dtensor/comm/c10d_impl.h"
+#include "dtensor/core/error.h"
+#include "dtensor/core/text.h"
+
+namespace dtensor::messages {
+namespace {
+
+std::string name_ranks(const std::vector<std::int64_t>& peers, const std::vector<std::int64_t>& ranks) {
+  const auto world = [&](std::int64_t peer) { return std::to_string(ranks[static_cast<std::size_t>(peer)]); };
+  return (peers.size() == 1 ? "rank " : "ranks ") + join(peers, ", ", world);
+}
+
+bool contains(const std::vector<std::int64_t>& ranks, std::int64_t rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+std::string to_text(const RendezvousEvent& event) {
+  const std::string rank = "rank " + std::to_string(event.rank);
+  switch (event.kind) {
+    case RendezvousEvent::Kind::kLost:
+      return rank + " was lost: it ended without a word";
+    case RendezvousEvent::Kind::kFailed:
+      return rank + " gave up: " + event.text;
+    case RendezvousEvent::Kind::kLeft:
+      break;
+  }
+  return event.text.empty() ? rank + " left: it had finished" : rank + " left after an error: " + event.text;
+}
+
+}  // namespace
+
+void Liveness::tell(const RendezvousEvent& event) {
+  const std::lock_guard lock(mutex_);
+  events_.push_back(event);
+  news_.notify_all();
+}
+
+std::optional<std::string> Liveness::cause(const std::string& group, const std::vector<std::int64_t>& ranks,
+                                           std::int64_t self, const std::vector<std::int64_t>& peers,
+                                           std::chrono::milliseconds patience) {
+  const auto concerns = [&](const RendezvousEvent& event) {
+    return event.rank != self &&
+           (event.kind == RendezvousEvent::Kind::kFailed ? event.group == group : contains(ranks, event.rank));
+  };
+  const auto finished = [](const RendezvousEvent& event) {
+    return event.kind == RendezvousEvent::Kind::kLeft && event.text.empty();
+  };
+  std::unique_lock lock(mutex_);
+  std::optional<std::string> result;
+  news_.wait_for(lock, patience, [&] {
+    for (const RendezvousEvent& event : events_) {
+      if (!concerns(event)) continue;
+      if (!finished(event) || contains(peers, event.rank)) {
+        result = to_text(event);
+        break;
+      }
+      if (!result) result = to_text(event);
+    }
+    return result.has_value();
+  });
+  return result;
+}
+
+Crew::~Crew() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    wake_.notify_all();
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Crew::run(std::function<void()> job) {
+  const std::lock_guard lock(mutex_);
+  jobs_.push_back(std::move(job));
+  if (idle_ >= jobs_.size()) {
+    wake_.notify_one();
+  } else {
+    threads_.emplace_back([this] { work(); });
+  }
+}
+
+void Crew::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    ++idle_;
+    wake_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+    --idle_;
+    if (jobs_.empty()) return;
+    const auto job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    job();
+    lock.lock();
+  }
+}
+
+void Call::wait() {
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [this] { return done_; });
+  if (error_) std::rethrow_exception(error_);
+}
+
+bool Call::done() {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+void Call::finish(std::exception_ptr error) {
+  std::vector<at::Tensor> dropped;  // outside of the lock: the last owner may be here
+  const std::lock_guard lock(mutex_);
+  dropped.swap(buffers_);
+  error_ = std::move(error);
+  done_ = true;
+  ended_.notify_all();
+}
+
+MessageGroup::MessageGroup(MessageGroupConfig config)
+    : Communicator(config.backend, config.options.name, config.rank, config.ranks), config_(std::move(config)) {
+  if (size() > 1) thread_ = std::thread([this] { serve(); });
+}
+
+MessageGroup::~MessageGroup() {
+  drain();
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+// Every call ends by itself: with its peers, with an error, or at its deadline.
+void MessageGroup::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return under_way_ == 0; });
+}
+
+void MessageGroup::abort(const std::string& why) { poison(why); }
+
+Clock::time_point MessageGroup::deadline() const {
+  constexpr auto kForever = std::chrono::hours(24 * 365);
+  return Clock::now() + std::min<std::chrono::milliseconds>(config_.options.timeout, kForever);
+}
+
+WorkPtr MessageGroup::enqueue(const Fingerprint& fingerprint, std::vector<at::Tensor> buffers, Run run) {
+  std::unique_lock lock(mutex_);
+  if (poison_) fail_poisoned(fingerprint.operation);
+  Fingerprint numbered = fingerprint;
+  numbered.sequence = sequence_++;
+  auto call = std::make_shared<Call>(numbered, std::move(buffers));
+  ++under_way_;
+  if (size() == 1) {
+    lock.unlock();
+    execute(*call, [&] { run(call->fingerprint(), deadline()); });
+  } else {
+    queue_.emplace_back(call, std::move(run));
+    changed_.notify_all();
+  }
+  return call;
+}
+
+WorkPtr MessageGroup::enqueue_message(const Fingerprint& fingerprint, const at::Tensor& buffer, std::int64_t peer) {
+  const auto call = std::make_shared<Call>(fingerprint, std::vector<at::Tensor>{buffer});
+  const Slice slice{static_cast<std::byte*>(buffer.data_ptr()), static_cast<std::size_t>(buffer.nbytes())};
+  const std::lock_guard order(order_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (poison_) fail_poisoned(fingerprint.operation);
+    ++under_way_;
+  }
+  auto start = [this, call, slice, peer] {
+    std::function<void()> rest;
+    std::exception_ptr early;
+    try {
+      rest = start_message(call->fingerprint(), slice, peer, deadline());
+    } catch (...) {
+      early = std::current_exception();
+    }
+    crew_.run([this, call, rest, early] {
+      execute(*call, [&] {
+        if (early) std::rethrow_exception(early);
+        rest();
+      });
+    });
+  };
+  if (connected_) {
+    start();
+  } else {
+    not_connected_.emplace_back(std::move(start));
+  }
+  return call;
+}
+
+void MessageGroup::serve() {
+  connect();
+  while (true) {
+    std::pair<CallPtr, Run> next;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      next = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    const auto& [call, run] = next;
+    execute(*call, [&call = *call, &run = run, this] { run(call.fingerprint(), deadline()); });
+  }
+}
+
+void MessageGroup::connect() {
+  try {
+    std::shared_ptr<Messenger> made = config_.connect(deadline());
+    const std::lock_guard lock(mutex_);
+    messenger_ = std::move(made);
+    if (poison_) messenger_->close();
+  } catch (const std::exception& error) {
+    poison(error.what());
+  }
+  const std::lock_guard order(order_);
+  connected_ = true;
+  for (const auto& start : not_connected_) start();
+  not_connected_.clear();
+}
+
+// Runs a call to its end, good or bad.
+void MessageGroup::execute(Call& call, const std::function<void()>& run) {
+  std::exception_ptr error;
+  const Fingerprint& fingerprint = call.fingerprint();
+  const auto failed = [&](const std::string& why) {
+    poison(why);
+    error = std::make_exception_ptr(Error(
+        ErrorKind::kCommunication,
+        format_complaint(to_string(fingerprint.operation),
+                         {.what = why, .got = "a failure in " + describe() + " during " + fingerprint.to_string()})));
+  };
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      if (poison_) fail_poisoned(fingerprint.operation);
+    }
+    run();
+  } catch (const Trouble& trouble) {
+    failed(explain(trouble));
+  } catch (const Error& told) {  // divergence, or a group that is already poisoned
+    error = std::current_exception();
+    poison(told.what());
+  } catch (const std::exception& unknown) {
+    failed(unknown.what());
+  }
+  call.finish(error);
+  const std::lock_guard lock(mutex_);
+  --under_way_;
+  changed_.notify_all();
+}
+
+std::string MessageGroup::explain(const Trouble& trouble) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (poison_) return *poison_;
+  }
+  const std::int64_t self = ranks()[static_cast<std::size_t>(rank())];
+  const auto patience = std::chrono::milliseconds(trouble.late ? 0 : 800);
+  if (config_.liveness) {
+    std::vector<std::int64_t> peers;
+    for (const std::int64_t peer : trouble.peers) peers.push_back(ranks()[static_cast<std::size_t>(peer)]);
+    if (auto cause = config_.liveness->cause(config_.key, ranks(), self, peers, patience)) return *cause;
+  }
+  const std::string who = name_ranks(trouble.peers, ranks());
+  if (!trouble.late) return "the connection to " + who + " broke";
+  return "no word from " + who + " within " + std::to_string(config_.options.timeout.count()) + " ms";
+}
+
+void MessageGroup::poison(const std::string& why) {
+  std::shared_ptr<Messenger> messenger;
+  {
+    const std::lock_guard lock(mutex_);
+    if (poison_) return;
+    poison_ = why;
+    messenger = messenger_;
+  }
+  // First the reason, so that those who see the connections close can find it.
+  if (config_.report) config_.report(why);
+  if (messenger) messenger->close();
+}
+
+void MessageGroup::fail_poisoned(Operation operation) {
+  dtensor::fail(ErrorKind::kCommunication, to_string(operation),
+                {.what = describe() + " is poisoned by an earlier failure",
+                 .got = *poison_,
+                 .advice = "making a new group of the ranks that are left"});
+}
+
+}  // namespace dtensor::messages

@@ -1,0 +1,69 @@
+#include "dtensor/comm/parking.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <ctime>
+
+namespace dtensor {
+namespace {
+
+void relax() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+std::uint32_t* word_of(std::atomic<std::uint32_t>& value) {
+  static_assert(sizeof(value) == sizeof(std::uint32_t) && std::atomic<std::uint32_t>::is_always_lock_free);
+  return reinterpret_cast<std::uint32_t*>(&value);
+}
+
+}  // namespace
+
+void Parking::notify_all() noexcept {
+  count_.fetch_add(1, std::memory_order_seq_cst);
+  if (parked_.load(std::memory_order_seq_cst) > 0) {
+    syscall(SYS_futex, word_of(count_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
+}
+
+bool Parking::spin(std::uint32_t seen, int most) noexcept {
+  constexpr int kLeast = 64;
+  const int tries = std::min(most, patience_.load(std::memory_order_relaxed));
+  for (int i = 0; i < tries; ++i) {
+    if (count() != seen) {
+      patience_.store(most, std::memory_order_relaxed);
+      return true;
+    }
+    relax();
+  }
+  patience_.store(std::max(std::min(kLeast, most), tries / 2), std::memory_order_relaxed);
+  return count() != seen;
+}
+
+void Parking::park(std::uint32_t seen, Clock::time_point deadline) noexcept {
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now()).count();
+  if (left <= 0) return;
+  timespec timeout{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
+  parked_.fetch_add(1, std::memory_order_seq_cst);
+  // The kernel compares the word again, after it has queued us: a notification in between is not lost.
+  syscall(SYS_futex, word_of(count_), FUTEX_WAIT_PRIVATE, seen, &timeout, nullptr, 0);
+  parked_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+BriefLock::BriefLock(std::mutex& mutex) : mutex_(mutex) {
+  constexpr int kTries = 100;
+  for (int i = 0; i < kTries; ++i) {
+    if (mutex_.try_lock()) return;
+    relax();
+  }
+  mutex_.lock();
+}
+
+}  // namespace dtensor

@@ -1,0 +1,269 @@
+#include "dtensor/comm/thread_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dtensor/core/text.h"
+
+namespace dtensor {
+
+ThreadGroup::ThreadGroup(std::string label, std::vector<std::int64_t> ranks, int spins)
+    : label_(std::move(label)),
+      ranks_(std::move(ranks)),
+      spins_(spins),
+      next_(ranks_.size(), 1),
+      last_(ranks_.size()),
+      left_(ranks_.size()) {}
+
+Issued ThreadGroup::post(std::int64_t member, Post post) {
+  const auto index = static_cast<std::size_t>(member);
+  Released released;
+  Issued issued;
+  bool ready = false;
+  {
+    const BriefLock lock(mutex_);
+    check_alive(post.fingerprint.operation);
+    post.fingerprint.sequence = next_[index]++;
+    issued = {collective_at(post.fingerprint.sequence), post.fingerprint};
+    last_[index] = post.fingerprint;
+    add_post(*issued.operation, index, std::move(post));
+    ready = issued.operation->ready;
+    if (ready) settle(released);
+  }
+  if (ready) parking_.notify_all();
+  return issued;
+}
+
+ThreadOperationPtr ThreadGroup::collective_at(std::uint64_t sequence) {
+  while (first_ + open_.size() <= sequence) {
+    auto fresh = std::make_shared<ThreadOperation>();
+    fresh->posts.resize(ranks_.size());
+    fresh->missing = ranks_.size();
+    open_.push_back(std::move(fresh));
+  }
+  return open_[sequence - first_];
+}
+
+Issued ThreadGroup::post_pair(std::int64_t from, std::int64_t to, Post post) {
+  const std::size_t side = post.fingerprint.operation == Operation::kSend ? 0 : 1;
+  Released released;
+  Issued issued{.operation = nullptr, .mine = post.fingerprint};
+  bool ready = false;
+  {
+    const BriefLock lock(mutex_);
+    check_alive(post.fingerprint.operation);
+    last_[static_cast<std::size_t>(side == 0 ? from : to)] = post.fingerprint;
+    const auto [channel, is_new] = unmatched_.try_emplace(Channel{from, to, post.fingerprint.root});
+    auto& waiting = channel->second;
+    if (is_new || waiting.front()->posts[side].here) {
+      issued.operation = std::make_shared<ThreadOperation>();
+      issued.operation->posts.resize(2);
+      issued.operation->missing = 2;
+      issued.operation->pair = true;
+      issued.operation->members = {from, to};
+      waiting.push_back(issued.operation);
+    } else {
+      issued.operation = waiting.front();
+    }
+    add_post(*issued.operation, side, std::move(post));
+    ready = issued.operation->ready;
+    if (ready) {
+      waiting.pop_front();
+      if (waiting.empty()) unmatched_.erase(channel);
+      settle_one(*issued.operation, released);
+    }
+  }
+  if (ready) issued.operation->parking.notify_all();
+  return issued;
+}
+
+void ThreadGroup::add_post(ThreadOperation& operation, std::size_t participant, Post post) {
+  check_agreement(operation, participant, post);
+  const Fingerprint mine = post.fingerprint;
+  post.here = true;
+  operation.posts[participant] = std::move(post);
+  if (--operation.missing > 0) return check_nobody_left(operation, mine);
+  operation.moves =
+      operation.pair ? Moves::of_pair(operation.posts[0], operation.posts[1]) : Moves::of(operation.posts);
+  operation.ready.store(true, std::memory_order_release);
+}
+
+void ThreadGroup::settle(Released& released) {
+  while (!open_.empty() && open_.front()->ready && settle_one(*open_.front(), released)) {
+    open_.pop_front();
+    ++first_;
+  }
+}
+
+// Small ones are run at once, by whoever holds the mutex: to share them would take longer.
+bool ThreadGroup::settle_one(ThreadOperation& operation, Released& released) {
+  const std::int64_t tasks = operation.moves.tasks();
+  if (operation.finished.load(std::memory_order_acquire) < tasks) {
+    if (!operation.moves.small()) return false;
+    for (std::int64_t task = 0; task < tasks; ++task) operation.moves.run(task);
+  }
+  released.push_back(std::move(operation.posts));
+  operation.done.store(true, std::memory_order_release);
+  return true;
+}
+
+void ThreadGroup::run_tasks(ThreadOperation& operation) {
+  const std::int64_t tasks = operation.moves.tasks();
+  for (;;) {
+    const std::int64_t task = operation.next.fetch_add(1, std::memory_order_relaxed);
+    if (task >= tasks) return;
+    operation.moves.run(task);
+    if (operation.finished.fetch_add(1, std::memory_order_acq_rel) + 1 < tasks) continue;
+    Released released;
+    {
+      const BriefLock lock(mutex_);
+      if (operation.pair) {
+        settle_one(operation, released);
+      } else {
+        settle(released);
+      }
+    }
+    parking_of(operation).notify_all();
+  }
+}
+
+ThreadOperationPtr ThreadGroup::oldest_ready() {
+  const BriefLock lock(mutex_);
+  if (open_.empty() || !open_.front()->ready) return nullptr;
+  return open_.front();
+}
+
+bool ThreadGroup::help(ThreadOperation& operation) {
+  const auto done = [&] { return operation.done.load(std::memory_order_acquire); };
+  if (done()) return true;
+  if (!operation.ready.load(std::memory_order_acquire)) return done();
+  if (operation.pair) {
+    if (!operation.moves.small()) run_tasks(operation);  // else somebody is at it, see settle_one
+    return done();
+  }
+  // Those before it come first; when others are still at the oldest one's tasks, there is nothing to do but wait.
+  for (;;) {
+    const ThreadOperationPtr oldest = oldest_ready();
+    if (!oldest) return done();
+    run_tasks(*oldest);
+    if (done()) return true;
+    if (!oldest->done.load(std::memory_order_acquire)) return false;
+  }
+}
+
+void ThreadGroup::wait(const Issued& issued, std::chrono::milliseconds timeout) {
+  ThreadOperation& operation = *issued.operation;
+  if (operation.done.load(std::memory_order_acquire)) return;
+  const auto deadline = Parking::Clock::now() + timeout;
+  Parking& parking = parking_of(operation);
+  for (;;) {
+    const std::uint32_t seen = parking.count();
+    if (help(operation)) return;
+    if (parking.spin(seen, spins_)) continue;
+    {
+      const BriefLock lock(mutex_);
+      if (operation.done.load(std::memory_order_acquire)) return;
+      if (!operation.ready) {
+        check_alive(issued.mine.operation);
+        check_nobody_left(operation, issued.mine);
+      }
+      if (Parking::Clock::now() >= deadline) fail_timeout(operation, issued.mine, timeout);
+    }
+    parking.park(seen, deadline);
+  }
+}
+
+void ThreadGroup::leave(std::int64_t rank, const std::string& why) {
+  const BriefLock lock(mutex_);
+  const auto member = std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin();
+  auto& left = left_[static_cast<std::size_t>(member)];
+  if (!left) left = why;
+  notify_everybody();
+}
+
+void ThreadGroup::notify_everybody() {
+  parking_.notify_all();
+  for (auto& [channel, operations] : unmatched_) {
+    for (const auto& operation : operations) operation->parking.notify_all();
+  }
+}
+
+void ThreadGroup::check_alive(Operation mine) const {
+  if (poison_.empty()) return;
+  fail(ErrorKind::kCommunication, to_string(mine),
+       {.what = label_ + " is poisoned", .got = "an earlier failure: " + poison_, .advice = "a new group"});
+}
+
+void ThreadGroup::poison(Operation mine, const Complaint& complaint) {
+  poison_ = format_complaint(to_string(mine), complaint);
+  notify_everybody();
+  throw Error(ErrorKind::kCommunication, poison_);
+}
+
+// A send and its receive differ in their operation only.
+void ThreadGroup::check_agreement(const ThreadOperation& operation, std::size_t participant, const Post& post) {
+  const auto& posts = operation.posts;
+  const auto first = std::find_if(posts.begin(), posts.end(), [](const Post& known) { return known.here; });
+  if (first == posts.end()) return;
+  const auto other = static_cast<std::size_t>(first - posts.begin());
+  Fingerprint theirs = operation.posts[other].fingerprint;
+  if (operation.pair) theirs.operation = post.fingerprint.operation;
+  if (!theirs.agrees_with(post.fingerprint)) {
+    poison(post.fingerprint.operation,
+           {.what = "the ranks of " + label_ + " diverged",
+            .got = rank_name(operation.member(other)) + ": " + operation.posts[other].fingerprint.to_string() + ", " +
+                   rank_name(operation.member(participant)) + ": " + post.fingerprint.to_string(),
+            .expected = operation.pair ? "the same elements on both sides" : "the same call on every rank"});
+  }
+  if (post.fingerprint.operation != Operation::kAllToAll) return;
+  const auto compare = [&](std::size_t from, std::size_t to, std::int64_t sent, std::int64_t expected) {
+    if (sent == expected) return;
+    poison(post.fingerprint.operation,
+           {.what = "the ranks of " + label_ + " diverged",
+            .got = rank_name(operation.member(from)) + " sends " + std::to_string(sent) + " elements, " +
+                   rank_name(operation.member(to)) + " expects " + std::to_string(expected) + " from it",
+            .expected = "the same count on both sides"});
+  };
+  for (std::size_t peer = 0; peer < operation.posts.size(); ++peer) {
+    if (!operation.posts[peer].here) continue;
+    const Post& their_post = operation.posts[peer];
+    compare(participant, peer, post.send_counts[peer], their_post.recv_counts[participant]);
+    compare(peer, participant, their_post.send_counts[participant], post.recv_counts[peer]);
+  }
+}
+
+void ThreadGroup::check_nobody_left(const ThreadOperation& operation, const Fingerprint& mine) {
+  for (std::size_t i = 0; i < operation.posts.size(); ++i) {
+    const std::int64_t member = operation.member(i);
+    const auto& left = left_[static_cast<std::size_t>(member)];
+    if (operation.posts[i].here || !left) continue;
+    poison(mine.operation, {.what = rank_name(member) + " left " + label_,
+                            .got = left->empty() ? "no more calls from it: it has finished" : "its error: " + *left,
+                            .expected = mine.to_string() + " on every rank"});
+  }
+}
+
+std::string ThreadGroup::what_is_missing(const ThreadOperation& operation) const {
+  std::vector<std::string> missing;
+  for (std::size_t i = 0; i < operation.posts.size(); ++i) {
+    if (operation.posts[i].here) continue;
+    const std::int64_t member = operation.member(i);
+    const Fingerprint& last = last_[static_cast<std::size_t>(member)];
+    const bool none = last.operation == Operation::kBarrier && last.sequence == 0;
+    missing.push_back(rank_name(member) + (none ? " (no call so far)" : " (last call: " + last.to_string() + ")"));
+  }
+  return join(missing, ", ", [](const std::string& text) { return text; });
+}
+
+void ThreadGroup::fail_timeout(const ThreadOperation& operation, const Fingerprint& mine,
+                               std::chrono::milliseconds timeout) {
+  const std::string after = "timed out after " + std::to_string(timeout.count()) + " ms in " + label_;
+  if (operation.ready) {
+    poison(mine.operation, {.what = after, .got = mine.to_string() + " issued by all, but not ended by those at it"});
+  }
+  poison(mine.operation, {.what = after,
+                          .got = mine.to_string() + " without " + what_is_missing(operation),
+                          .expected = operation.pair ? "the other side's call" : "the same call on every rank"});
+}
+
+}  // namespace dtensor

@@ -1,0 +1,111 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "dtensor/comm/moves.h"
+#include "dtensor/comm/parking.h"
+#include "dtensor/core/error.h"
+#include "dtensor/core/inline_vec.h"
+
+namespace dtensor {
+
+// One operation of a group of threads, from the first member's issue to its end.
+struct ThreadOperation {
+  // Guarded by the group's mutex; `moves` is constant once the operation is ready.
+  std::vector<Post> posts;  // one per participant; emptied at the end
+  std::size_t missing = 0;
+  Moves moves;
+
+  std::atomic<bool> ready{false};         // everybody has posted
+  std::atomic<bool> done{false};          // memory is as it should be
+  std::atomic<std::int64_t> next{0};      // the task to be claimed
+  std::atomic<std::int64_t> finished{0};  // tasks
+
+  // A send and its receive: the participants are these two group ranks; those who wait have their own place.
+  bool pair = false;
+  std::array<std::int64_t, 2> members = {};
+  Parking parking;
+
+  std::int64_t member(std::size_t participant) const {
+    return pair ? members[participant] : static_cast<std::int64_t>(participant);
+  }
+};
+using ThreadOperationPtr = std::shared_ptr<ThreadOperation>;
+
+// An operation, and what one member issued of it.
+struct Issued {
+  ThreadOperationPtr operation;
+  Fingerprint mine;
+};
+
+// What the members of a group of threads share. All functions may be called by any thread.
+class ThreadGroup {
+ public:
+  // `label` names the group in errors; `spins` as Parking::wait takes it.
+  ThreadGroup(std::string label, std::vector<std::int64_t> ranks, int spins);
+
+  // Issue. A collective's fingerprint gets its sequence number here.
+  Issued post(std::int64_t member, Post post);
+  Issued post_pair(std::int64_t from, std::int64_t to, Post post);
+
+  // Does what can be done of the operation without blocking; is it done?
+  bool help(ThreadOperation& operation);
+  void wait(const Issued& issued, std::chrono::milliseconds timeout);
+
+  // The member with this world rank will issue nothing more.
+  void leave(std::int64_t rank, const std::string& why);
+
+ private:
+  using Channel = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // from, to, tag
+
+  using Released = InlineVec<std::vector<Post>, 2>;  // buffers to be let go of after the mutex
+
+  // Runs every task that nobody has claimed.
+  void run_tasks(ThreadOperation& operation);
+  ThreadOperationPtr oldest_ready();
+  Parking& parking_of(ThreadOperation& operation) { return operation.pair ? operation.parking : parking_; }
+
+  // Below: the mutex is held.
+  ThreadOperationPtr collective_at(std::uint64_t sequence);
+  void add_post(ThreadOperation& operation, std::size_t participant, Post post);
+  // Runs what is small, and ends what is done, as far as it is its turn.
+  void settle(Released& released);
+  bool settle_one(ThreadOperation& operation, Released& released);
+  void notify_everybody();
+  std::string rank_name(std::int64_t member) const { return "rank " + std::to_string(ranks_[std::size_t(member)]); }
+  std::string what_is_missing(const ThreadOperation& operation) const;
+  void check_alive(Operation mine) const;
+  // These poison the group and throw.
+  void check_agreement(const ThreadOperation& operation, std::size_t participant, const Post& post);
+  void check_nobody_left(const ThreadOperation& operation, const Fingerprint& mine);
+  [[noreturn]] void fail_timeout(const ThreadOperation& operation, const Fingerprint& mine,
+                                 std::chrono::milliseconds timeout);
+  [[noreturn]] void poison(Operation mine, const Complaint& complaint);
+
+  const std::string label_;
+  const std::vector<std::int64_t> ranks_;
+  const int spins_;
+  Parking parking_;
+
+  std::mutex mutex_;
+  std::deque<ThreadOperationPtr> open_;  // collectives that have not ended, in order
+  std::uint64_t first_ = 1;              // sequence number of open_.front()
+  std::vector<std::uint64_t> next_;      // of each member
+  std::vector<Fingerprint> last_;        // what each member issued last
+  std::map<Channel, std::deque<ThreadOperationPtr>> unmatched_;
+  std::vector<std::optional<std::string>> left_;
+  std::string poison_;
+};
+
+}  // namespace dtensor

@@ -1,0 +1,296 @@
+#include "dtensor/comm/world.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "dtensor/comm/c10d.h"
+#include "dtensor/comm/fingerprint.h"
+#include "dtensor/comm/mpi.h"
+#include "dtensor/comm/threads.h"
+#include "dtensor/core/error.h"
+#include "dtensor/core/text.h"
+
+namespace dtensor {
+namespace {
+
+using Ranks = std::vector<std::int64_t>;
+
+std::string default_backend(const LaunchEnvironment& environment) {
+  if (environment.launcher == Launcher::kOpenMpi && mpi_was_built()) return "mpi";
+  return environment.size == 1 ? "threads" : "gloo";
+}
+
+Rendezvous rendezvous_of(const LaunchEnvironment& environment, std::chrono::milliseconds timeout) {
+  if (environment.size > 1 && !environment.master_port) {
+    fail_invalid("World", {.what = "nothing says where the ranks meet",
+                           .got = "no MASTER_PORT",
+                           .expected = "MASTER_ADDR and MASTER_PORT, alike on all ranks",
+                           .advice = "dtensor run, torchrun, or mpirun with the mpi backend"});
+  }
+  if (environment.master_address.empty()) {
+    fail_invalid("World", {.what = "nothing says where the ranks meet",
+                           .got = "several hosts and no MASTER_ADDR",
+                           .expected = "MASTER_ADDR and MASTER_PORT, alike on all ranks"});
+  }
+  return {.host = environment.master_address,
+          .port = environment.master_port.value_or(0),
+          .rank = environment.rank,
+          .size = environment.size,
+          .timeout = timeout,
+          .agent_store = environment.agent_store,
+          .attempt = environment.attempt};
+}
+
+TransportPtr make_transport(const std::string& backend, const LaunchEnvironment& environment,
+                            std::chrono::milliseconds timeout) {
+  check_backend_name("World", backend);
+  if (backend == "mpi") return make_mpi_transport(timeout);
+  if (backend != "threads") return make_c10d_transport(rendezvous_of(environment, timeout), backend);
+  if (environment.size > 1) {
+    fail_invalid("World", {.what = "processes cannot be joined by threads",
+                           .got = "backend threads in a world of " + std::to_string(environment.size) + " processes",
+                           .expected = "gloo, nccl or mpi",
+                           .advice = "run_ranks, for ranks that are threads of one process"});
+  }
+  return make_thread_transports(1)[0];
+}
+
+}  // namespace
+
+class World::Impl {
+ public:
+  Impl(TransportPtr transport, std::int64_t rank, std::int64_t size, const WorldOptions& options)
+      : rank_(rank), size_(size), options_(options), exceptions_(std::uncaught_exceptions()) {
+    if (transport) {
+      backend_ = transport->backend();
+      transports_[backend_] = std::move(transport);
+    }
+  }
+
+  ~Impl() {
+    try {
+      leave(std::uncaught_exceptions() > exceptions_ ? "an exception ended it" : "");
+    } catch (const std::exception&) {
+      // The others will notice by themselves.
+    }
+  }
+
+  std::int64_t rank() const noexcept { return rank_; }
+  std::int64_t size() const noexcept { return size_; }
+  const std::string& backend() const noexcept { return backend_; }
+  const WorldOptions& options() const noexcept { return options_; }
+
+  // Made as the mesh dim with these ranks wants it, or as the world does.
+  CommunicatorPtr group_of(const Ranks& ranks, const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    const auto given = given_.find(ranks);
+    if (given != given_.end()) return given->second;
+    const auto wanted = wanted_.find(ranks);
+    return find_or_make(ranks, name, wanted == wanted_.end() ? MeshDimOptions{} : wanted->second);
+  }
+
+  CommunicatorPtr everybody() {
+    Ranks ranks(static_cast<std::size_t>(size_));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    const std::lock_guard lock(mutex_);
+    const auto given = given_.find(ranks);
+    return given != given_.end() ? given->second : find_or_make(ranks, "world", {});
+  }
+
+  void use_group(CommunicatorPtr group) {
+    check_group_ranks(group->ranks(), rank_, size_);
+    const std::lock_guard lock(mutex_);
+    if (!given_.try_emplace(group->ranks(), group).second) {
+      fail_invalid("World::use_group", {.what = "these ranks have a group", .got = group->describe()});
+    }
+  }
+
+  void set_options(const Ranks& ranks, const MeshDimOptions& wanted) {
+    const std::lock_guard lock(mutex_);
+    const MeshDimOptions& known = wanted_.try_emplace(ranks, wanted).first->second;
+    if (known.backend != wanted.backend || known.timeout != wanted.timeout) {
+      fail_invalid("World::set_options", {.what = "the group of these ranks was given other options",
+                                          .got = "{" + join_numbers(ranks) + "}",
+                                          .expected = "the same options for every mesh that shares the group"});
+    }
+  }
+
+  // All ranks of the world call this together when it is new.
+  void need_transport(const std::string& backend) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (transports_.count(backend) > 0) return;
+    }
+    check_backend_name("init_device_mesh", backend);
+    if (backend == "threads" || backend_ == "threads" || backend_.empty()) {
+      fail_invalid("init_device_mesh", {.what = "this world cannot have groups of another backend",
+                                        .got = backend + " in a world of " + (backend_.empty() ? "groups" : backend_),
+                                        .advice = "processes started by dtensor run, torchrun or mpirun"});
+    }
+    auto environment = read_environment();
+    environment.agent_store = false;
+    if (backend != "mpi") environment.master_port = agree_on_port();
+    add_transport(make_transport(backend, environment, options_.timeout));
+  }
+
+  void leave(const std::string& why) {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(left_, true)) return;
+    for (const auto& [backend, transport] : transports_) transport->leave(why);
+  }
+
+ private:
+  using Key = std::tuple<Ranks, std::string, std::chrono::milliseconds>;  // with the backend and the timeout
+
+  CommunicatorPtr find_or_make(const Ranks& ranks, const std::string& name, const MeshDimOptions& options) {
+    const std::string& backend = options.backend.empty() ? backend_ : options.backend;
+    const auto timeout = options.timeout.value_or(options_.timeout);
+    const Key key(ranks, backend, timeout);
+    const auto known = groups_.find(key);
+    if (known != groups_.end()) return known->second;
+    const auto transport = transports_.find(backend);
+    if (transport == transports_.end()) {
+      fail_invalid("World::group", {.what = "this world has no group of these ranks, and nothing to make one with",
+                                    .got = "{" + join_numbers(ranks) + "}",
+                                    .advice = "World::use_group first"});
+    }
+    if (left_) fail_invalid("World::group", {.what = "this rank has left its world"});
+    const bool fingerprint = options_.fingerprint.value_or(backend == "gloo");
+    const auto group =
+        transport->second->make_group(ranks, {.name = name, .timeout = timeout, .fingerprint = fingerprint});
+    groups_.emplace(key, group);
+    return group;
+  }
+
+  void add_transport(TransportPtr transport) {
+    if (transport->rank() != rank_ || transport->size() != size_) {
+      fail(ErrorKind::kCommunication, "init_device_mesh",
+           {.what = "the two backends count ranks differently",
+            .got = "rank " + std::to_string(transport->rank()) + " of " + std::to_string(transport->size()) + " on " +
+                   transport->backend() + ", rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " on " +
+                   backend_});
+    }
+    const std::lock_guard lock(mutex_);
+    transports_[transport->backend()] = std::move(transport);
+  }
+
+  // A port that is free on rank 0's host, told to all.
+  int agree_on_port() {
+    int port = 0;
+    if (rank_ == 0) port = RendezvousServer("127.0.0.1", 0, 1).port();
+    const auto message = at::full({1}, static_cast<double>(port), at::kLong);
+    everybody()->broadcast(message, 0)->wait();
+    return static_cast<int>(message.item<std::int64_t>());
+  }
+
+  const std::int64_t rank_;
+  const std::int64_t size_;
+  const WorldOptions options_;
+  const int exceptions_;
+  std::string backend_;
+
+  std::mutex mutex_;
+  std::map<std::string, TransportPtr> transports_;
+  std::map<Key, CommunicatorPtr> groups_;  // destroyed before the transports
+  std::map<Ranks, CommunicatorPtr> given_;
+  std::map<Ranks, MeshDimOptions> wanted_;
+  bool left_ = false;
+};
+
+World World::from_env(const WorldOptions& options) {
+  const LaunchEnvironment environment = read_environment();
+  std::string backend = options.backend.empty() ? environment.backend : options.backend;
+  if (backend.empty()) backend = default_backend(environment);
+  return World(make_transport(backend, environment, options.timeout), options);
+}
+
+World::World(TransportPtr transport, const WorldOptions& options)
+    : impl_(std::make_unique<Impl>(transport, transport->rank(), transport->size(), options)) {}
+
+World::World(std::int64_t rank, std::int64_t size, const WorldOptions& options) {
+  if (rank < 0 || rank >= size) {
+    fail_invalid("World",
+                 {.what = "the rank is not in the world", .got = std::to_string(rank) + " of " + std::to_string(size)});
+  }
+  impl_ = std::make_unique<Impl>(nullptr, rank, size, options);
+}
+
+World::World(World&&) noexcept = default;
+World& World::operator=(World&&) noexcept = default;
+World::~World() = default;
+
+std::int64_t World::rank() const noexcept { return impl_->rank(); }
+std::int64_t World::size() const noexcept { return impl_->size(); }
+const std::string& World::backend() const noexcept { return impl_->backend(); }
+const WorldOptions& World::options() const noexcept { return impl_->options(); }
+void World::use_group(CommunicatorPtr group) { impl_->use_group(std::move(group)); }
+void World::leave(const std::string& why) { impl_->leave(why); }
+
+CommunicatorPtr World::group_of(const Ranks& ranks, const std::string& name) {
+  check_group_ranks(ranks, rank(), size());
+  return impl_->group_of(ranks, name);
+}
+
+namespace {
+
+void check_member(const World& world, const Mesh& mesh) {
+  if (mesh.contains(world.rank())) return;
+  fail_invalid("World::group", {.what = "this rank is not in the mesh, and has no group of it",
+                                .got = "rank " + std::to_string(world.rank()) + " and " + mesh.to_string(),
+                                .advice = "DeviceMesh::contains_me"});
+}
+
+}  // namespace
+
+CommunicatorPtr World::group(const Mesh& mesh, std::int64_t dim) {
+  check_member(*this, mesh);
+  const Ranks ranks = mesh.group(dim, rank());
+  const auto& names = mesh.names();
+  return group_of(ranks, names.empty() ? "dim " + std::to_string(dim) : names[static_cast<std::size_t>(dim)]);
+}
+
+CommunicatorPtr World::group(const Mesh& mesh, std::string_view dim) { return group(mesh, mesh.dim_index(dim)); }
+
+CommunicatorPtr World::group(const Mesh& mesh) {
+  check_member(*this, mesh);
+  return group_of(mesh.ranks(*mesh.row_of(rank())), "mesh");
+}
+
+CommunicatorPtr World::group() { return impl_->everybody(); }
+
+void World::set_options(const Mesh& mesh, std::string_view dim, const MeshDimOptions& options) {
+  const std::int64_t index = mesh.dim_index(dim);
+  if (!options.backend.empty()) impl_->need_transport(options.backend);
+  if (mesh.contains(rank())) impl_->set_options(mesh.group(index, rank()), options);
+}
+
+DeviceMesh init_device_mesh(World& world, c10::DeviceType device, const Dims& shape,
+                            const std::vector<std::string>& names, const MeshOptions& options) {
+  return init_device_mesh(world, device, Mesh::make(shape, names), options);
+}
+
+DeviceMesh init_device_mesh(World& world, c10::DeviceType device, const Mesh& mesh, const MeshOptions& options) {
+  if (device != c10::DeviceType::CPU && device != c10::DeviceType::CUDA) {
+    fail_unsupported("init_device_mesh", {.what = "meshes are made of CPUs or CUDA devices",
+                                          .got = c10::DeviceTypeName(device, /*lower_case=*/true)});
+  }
+  const bool cuda = device == c10::DeviceType::CUDA;
+  if (cuda && world.backend() == "threads" && world.size() > 1) {
+    fail_unsupported("init_device_mesh",
+                     {.what = "ranks that are threads cannot have a CUDA mesh: one thread of autograd serves a device",
+                      .got = std::to_string(world.size()) + " thread ranks",
+                      .expected = "one process per GPU",
+                      .advice = "dtensor run --backend nccl"});
+  }
+  DeviceMesh result(mesh, cuda ? DeviceKind::kCuda : DeviceKind::kCpu, world.rank(), world.size());
+  for (const auto& [dim, wanted] : options) world.set_options(mesh, dim, wanted);
+  return result;
+}
+
+}  // namespace dtensor
