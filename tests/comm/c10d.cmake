@@ -1,5 +1,5 @@
 # Helper processes and the tests that start them.
-add_executable(c10d_rank c10d_rank.cpp c10d_adopt.cpp)
+add_executable(c10d_rank c10d_rank.cpp c10d_adopt.cpp on_cuda.cpp)
 target_link_libraries(c10d_rank PRIVATE dtensor::comm comm_contract)
 dtensor_strict(c10d_rank)
 get_target_property(DTENSOR_COMM_BINARY_DIR dtensor_comm BINARY_DIR)

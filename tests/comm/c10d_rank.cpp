@@ -20,6 +20,7 @@
 #include "dtensor/core/error.h"
 #include "tests/comm/c10d_adopt.h"
 #include "tests/comm/contract.h"
+#include "tests/comm/on_cuda.h"
 
 namespace dtensor {
 namespace {
@@ -222,8 +223,16 @@ using Scenario = void (*)(Transport&, const Arguments&);
 const std::map<std::string, Scenario> kScenarios = {
     {"contract", contract},   {"listen", listen_scenario}, {"killed", killed}, {"thrower", thrower},
     {"leaves", leaves_early}, {"diverges", diverges},      {"late", late},     {"no-member", never_a_member},
-    {"orders", orders},       {"parting", parting},
+    {"orders", orders},       {"parting", parting},        {"nccl", contract},
 };
+
+// The scenario "nccl" is the contract on GPUs; ranks may share one, which NCCL allows to ranks of different hosts.
+TransportPtr make_transport(const std::string& name, const Arguments& arguments) {
+  if (name != "nccl") return make_c10d_transport(arguments.rendezvous, "gloo");
+  setenv("NCCL_HOSTID", ("rank" + std::to_string(arguments.rendezvous.rank)).c_str(), /*overwrite=*/1);
+  setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/1);
+  return testing::on_cuda(make_c10d_transport(arguments.rendezvous, "nccl"));
+}
 
 int run(const std::string& name, const Arguments& arguments) {
   start_clock();
@@ -238,7 +247,7 @@ int run(const std::string& name, const Arguments& arguments) {
       testing::run_adopted(arguments.more.at(0), arguments.rendezvous.rank, arguments.rendezvous.size);
       return 0;
     }
-    transport = make_c10d_transport(arguments.rendezvous, "gloo");
+    transport = make_transport(name, arguments);
     kScenarios.at(name)(*transport, arguments);
     return 0;
   } catch (const std::exception& error) {

@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -301,6 +302,13 @@ TEST(C10d, RefusesWrongArguments) {
   EXPECT_CONTAINS(error_of([] { make_c10d_transport({.port = 65536, .rank = 0, .size = 2}, "gloo"); }), "got 65536");
   EXPECT_CONTAINS(error_of([] { make_c10d_transport({.timeout = milliseconds(0)}, "gloo"); }), "must be positive");
 }
+
+class NcclContract : public ::testing::TestWithParam<int> {};
+TEST_P(NcclContract, Holds) {
+  if (!nccl_was_built() || !at::hasCUDA()) GTEST_SKIP() << "needs a libtorch with CUDA, and a GPU";
+  expect_fine(run_world("nccl", GetParam(), seconds(60)));
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, NcclContract, ::testing::Values(1, 2, 4));
 
 TEST(C10d, NcclIsThereOrSaysWhyNot) {
   if (nccl_was_built()) GTEST_SKIP() << "this build has NCCL";
