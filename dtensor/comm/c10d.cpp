@@ -232,8 +232,8 @@ class C10dTransport final : public Transport {
 TransportPtr make_c10d_transport(const Rendezvous& rendezvous, const std::string& backend) {
   constexpr const char* kWhere = "make_c10d_transport";
   if (backend != "gloo" && backend != "nccl") {
-    fail_invalid(kWhere,
-                 {.what = "this is no backend of c10d", .got = dtensor::quoted(backend), .expected = "gloo or nccl"});
+    fail_invalid(
+        kWhere, {.what = "this is no backend of c10d", .got = dtensor::in_quotes(backend), .expected = "gloo or nccl"});
   }
   if (rendezvous.size < 1 || rendezvous.rank < 0 || rendezvous.rank >= rendezvous.size) {
     fail_invalid(kWhere, {.what = "the rank is not in the world",

@@ -36,7 +36,7 @@ int agree_on_port(const Rendezvous& rendezvous, int port) {
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), agreed);
   if (problem != std::errc() || end != text.data() + text.size() || agreed < 1 || agreed > 65535) {
     fail(ErrorKind::kCommunication, "rendezvous",
-         {.what = "the launcher's store holds no port", .got = dtensor::quoted(text), .expected = "1 to 65535"});
+         {.what = "the launcher's store holds no port", .got = dtensor::in_quotes(text), .expected = "1 to 65535"});
   }
   return agreed;
 }

@@ -21,7 +21,8 @@ CommunicatorPtr adopt(c10::intrusive_ptr<messages::Sender> sender, const std::ve
   check_group_ranks(ranks, self, *std::max_element(ranks.begin(), ranks.end()) + 1);
   const std::string name = sender->getBackendName();
   if (name != "gloo") {
-    fail_unsupported("adopt_group", {.what = "messages between CPU tensors need Gloo", .got = dtensor::quoted(name)});
+    fail_unsupported("adopt_group",
+                     {.what = "messages between CPU tensors need Gloo", .got = dtensor::in_quotes(name)});
   }
   messages::MessageGroupConfig config{.backend = name,
                                       .key = {},

@@ -233,7 +233,10 @@ class NcclGroup final : public Communicator, public messages::Abortable {
     bool copied_ = false;
   };
 
-  static at::Tensor as_bytes(const at::Tensor& buffer) { return buffer.view({-1}).view(at::kByte); }
+  // A contiguous tensor of one element may have any stride, but bytes must have stride 1.
+  static at::Tensor as_bytes(const at::Tensor& buffer) {
+    return buffer.as_strided({buffer.numel()}, {1}).view(at::kByte);
+  }
 
   // The group's stream takes over when NCCL's has ended; nothing waits on the host.
   static void finish(const c10::intrusive_ptr<c10d::Work>& work) { work->wait(); }

@@ -71,7 +71,7 @@ class RendezvousStore final : public c10d::Store {
       if (check_) check_();
       if (left <= milliseconds(0)) {
         fail(ErrorKind::kCommunication, "rendezvous",
-             {.what = "a member of the group did not set " + dtensor::quoted(keys.front()) + " in time"});
+             {.what = "a member of the group did not set " + dtensor::in_quotes(keys.front()) + " in time"});
       }
     }
   }

@@ -30,10 +30,10 @@ std::optional<std::int64_t> number_of(const Variables& variables, const char* na
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (error == std::errc::invalid_argument || end != text->data() + text->size()) {
-    fail_invalid(kWhere, {.what = std::string(name) + " is not a number", .got = quoted(*text), .expected = range});
+    fail_invalid(kWhere, {.what = std::string(name) + " is not a number", .got = in_quotes(*text), .expected = range});
   }
   if (error != std::errc() || value < least || value > most) {
-    fail_invalid(kWhere, {.what = std::string(name) + " is out of range", .got = quoted(*text), .expected = range});
+    fail_invalid(kWhere, {.what = std::string(name) + " is out of range", .got = in_quotes(*text), .expected = range});
   }
   return value;
 }
@@ -64,7 +64,7 @@ bool read_ranks(const Variables& variables, const char* rank_name, const char* s
 void check_address(std::string_view address) {
   const auto fits = [](unsigned char c) { return std::isalnum(c) || c == '.' || c == '-' || c == ':' || c == '_'; };
   if (address.size() > 255 || !std::all_of(address.begin(), address.end(), fits)) {
-    fail_invalid(kWhere, {.what = "MASTER_ADDR is not the name or address of a host", .got = quoted(address)});
+    fail_invalid(kWhere, {.what = "MASTER_ADDR is not the name or address of a host", .got = in_quotes(address)});
   }
 }
 
@@ -99,8 +99,8 @@ void read_slurm_meeting_place(const Variables& variables, LaunchEnvironment& res
 void check_backend_name(const std::string& where, const std::string& backend) {
   constexpr std::array<std::string_view, 4> kBackends = {"threads", "gloo", "nccl", "mpi"};
   if (std::find(kBackends.begin(), kBackends.end(), backend) != kBackends.end()) return;
-  fail_invalid(where,
-               {.what = "there is no such backend", .got = quoted(backend), .expected = "threads, gloo, nccl or mpi"});
+  fail_invalid(
+      where, {.what = "there is no such backend", .got = in_quotes(backend), .expected = "threads, gloo, nccl or mpi"});
 }
 
 LaunchEnvironment read_environment(const Variables& variables) {

@@ -74,7 +74,7 @@ void check_options(const LaunchOptions& options) {
   }
   if (!options.backend.empty() && options.backend != "gloo" && options.backend != "nccl") {
     fail_invalid(kWhere, {.what = "this backend does not join processes",
-                          .got = "--backend " + dtensor::quoted(options.backend),
+                          .got = "--backend " + dtensor::in_quotes(options.backend),
                           .expected = "gloo or nccl"});
   }
   if (options.master_port < 0 || options.master_port > 65'535) {
@@ -85,7 +85,7 @@ void check_options(const LaunchOptions& options) {
   if (!options.master_address.empty() &&
       (!is_host_name(options.master_address) || options.master_address.find('@') != std::string::npos)) {
     fail_invalid(kWhere, {.what = "this is not an address",
-                          .got = "--master-addr " + dtensor::quoted(options.master_address),
+                          .got = "--master-addr " + dtensor::in_quotes(options.master_address),
                           .expected = "a host name or an IPv4 address"});
   }
   if (options.timeout.count() < 0 || options.grace.count() < 0) {
@@ -97,13 +97,14 @@ void check_options(const LaunchOptions& options) {
   for (const LaunchHost& host : options.hosts) {
     if (!is_host_name(host.name) || host.ranks < 0) {
       fail_invalid(kWhere, {.what = "this is not a host",
-                            .got = dtensor::quoted(host.name) + ":" + std::to_string(host.ranks),
+                            .got = dtensor::in_quotes(host.name) + ":" + std::to_string(host.ranks),
                             .expected = "a host name, or a name and a number of ranks such as b:2"});
     }
     if (std::count_if(options.hosts.begin(), options.hosts.end(),
                       [&](const LaunchHost& other) { return other.name == host.name; }) > 1) {
-      fail_invalid(kWhere,
-                   {.what = "a host is listed twice", .got = dtensor::quoted(host.name), .expected = "each host once"});
+      fail_invalid(
+          kWhere,
+          {.what = "a host is listed twice", .got = dtensor::in_quotes(host.name), .expected = "each host once"});
     }
   }
 }
@@ -219,7 +220,7 @@ struct Programs {
       if (!file) {
         const int error = errno;
         fail_invalid(kWhere, {.what = "the program cannot be run",
-                              .got = dtensor::quoted(options.command.front()) + " (" + std::strerror(error) + ")",
+                              .got = dtensor::in_quotes(options.command.front()) + " (" + std::strerror(error) + ")",
                               .expected = "a file that may be executed",
                               .advice = "./program for one in this folder"});
       }
@@ -259,7 +260,7 @@ std::vector<LaunchHost> parse_hosts(std::string_view text) {
     const std::int64_t ranks = number ? std::stoll(std::string(digits)) : 0;
     if (!is_host_name(host.name) || ranks < 1) {
       fail_invalid(kWhere, {.what = "the list of hosts has an entry that is none",
-                            .got = dtensor::quoted(item) + " in " + dtensor::quoted(text),
+                            .got = dtensor::in_quotes(item) + " in " + dtensor::in_quotes(text),
                             .expected = "names, or names and numbers of ranks, such as a,b:2"});
     }
     if (colon != std::string_view::npos) host.ranks = ranks;

@@ -332,7 +332,7 @@ void Run::start(std::size_t index) {
   while (got < 0 && errno == EINTR);
   if (got == sizeof(error)) {
     fail_invalid(kWhere, {.what = "the program cannot be run",
-                          .got = quoted(plan.program) + " (" + std::strerror(error) + ")",
+                          .got = in_quotes(plan.program) + " (" + std::strerror(error) + ")",
                           .expected = "a program, or a script that names its interpreter"});
   }
   const std::string prefix = "[" + std::to_string(index) + "] ";

@@ -244,7 +244,8 @@ RendezvousClient::Bytes RendezvousClient::get(const std::string& key, std::chron
   reader.id();
   if (kind != Kind::kOk) {
     fail(ErrorKind::kCommunication, "rendezvous",
-         {.what = "nobody set the key " + dtensor::quoted(key) + " within " + std::to_string(timeout.count()) + " ms"});
+         {.what =
+              "nobody set the key " + dtensor::in_quotes(key) + " within " + std::to_string(timeout.count()) + " ms"});
   }
   return reader.bytes(kMaxFrame);
 }

@@ -45,7 +45,7 @@ std::vector<std::pair<sockaddr_storage, socklen_t>> resolve(const std::string& h
   const int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
   if (code != 0) {
     fail(ErrorKind::kCommunication, "rendezvous",
-         {.what = "the host is not known", .got = dtensor::quoted(host) + " (" + gai_strerror(code) + ")"});
+         {.what = "the host is not known", .got = dtensor::in_quotes(host) + " (" + gai_strerror(code) + ")"});
   }
   const std::unique_ptr<addrinfo, FreeAddresses> owner(list);
   std::vector<std::pair<sockaddr_storage, socklen_t>> result;

@@ -121,7 +121,7 @@ TEST(World, GroupsOfMeshDims) {
     // A sub-mesh, and another mesh with the same groups, share them.
     EXPECT_EQ(world.group(mesh["tp"], 0), tp);
     EXPECT_EQ(world.group(init_device_mesh(world, at::kCPU, {2, 3}), 1), tp);
-    EXPECT_EQ(sum_over(*world.group(mesh.flatten("all"), 0), 1), 6);
+    EXPECT_EQ(sum_over(*world.group(mesh.flatten_all("all"), 0), 1), 6);
     EXPECT_EQ(world.group(mesh), world.group());
     EXPECT_EQ(world.group(mesh["tp"]), tp);
   });
