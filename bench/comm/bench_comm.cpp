@@ -26,11 +26,10 @@ namespace {
 
 std::vector<Sample> measure_world(World& world) {
   const auto group = world.group();
-  const auto buffer = at::zeros({message_sizes().back() / 4}, at::kFloat);
-  auto samples = measure(
-      {.all_reduce =
-           [&](std::int64_t bytes) { group->all_reduce(buffer.narrow(0, 0, bytes / 4), ReduceOp::kSum)->wait(); },
-       .barrier = [&] { group->barrier()->wait(); }});
+  const auto views = views_of_sizes();
+  auto samples =
+      measure({.all_reduce = [&](std::int64_t bytes) { group->all_reduce(views.at(bytes), ReduceOp::kSum)->wait(); },
+               .barrier = [&] { group->barrier()->wait(); }});
   if (world.rank() != 0) samples.clear();
   return samples;
 }

@@ -1,5 +1,7 @@
 #include "bench/comm/measure.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -29,6 +31,13 @@ const std::vector<std::int64_t>& message_sizes() {
     return list;
   }();
   return sizes;
+}
+
+std::map<std::int64_t, at::Tensor> views_of_sizes() {
+  const auto buffer = at::zeros({message_sizes().back() / 4}, at::kFloat);
+  std::map<std::int64_t, at::Tensor> views;
+  for (const std::int64_t bytes : message_sizes()) views[bytes] = buffer.narrow(0, 0, bytes / 4);
+  return views;
 }
 
 std::vector<Sample> measure(const Subject& subject) {

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -28,6 +31,9 @@ struct Subject {
 
 // 8 bytes, and 1 KB to 64 MB by fours.
 const std::vector<std::int64_t>& message_sizes();
+
+// The first `bytes` of one buffer, by size.
+std::map<std::int64_t, at::Tensor> views_of_sizes();
 
 // Called by every rank together. The best of a few rounds: other programs only ever add to it.
 std::vector<Sample> measure(const Subject& subject);

@@ -1,5 +1,3 @@
-#include <ATen/ops/zeros.h>
-
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -12,10 +10,10 @@ std::vector<Sample> measure_native_gloo(const std::string& file, int rank, int s
   auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::minutes(2));
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   const auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
-  const auto buffer = at::zeros({message_sizes().back() / 4}, at::kFloat);
+  const auto views = views_of_sizes();
   auto samples = measure({.all_reduce =
                               [&](std::int64_t bytes) {
-                                std::vector<at::Tensor> part = {buffer.narrow(0, 0, bytes / 4)};
+                                std::vector<at::Tensor> part = {views.at(bytes)};
                                 group->allreduce(part)->wait();
                               },
                           .barrier = [&] { group->barrier()->wait(); }});

@@ -18,7 +18,8 @@ using Way = Transfer::Way;
 constexpr std::int64_t kChunk = std::int64_t{1} << 30;  // bytes of one message: MPI counts in int
 constexpr std::int64_t kOverlap = 64;                   // collectives of a group that have begun; fewer than its tags
 constexpr std::size_t kLongestText = 4096;              // of an error that peers are told
-constexpr milliseconds kSettle{200};                    // for what a peer sent before it left or gave up
+constexpr milliseconds kSettle{500};                    // for what a peer sent before it left or gave up
+constexpr int kQuietPolls = 100;                        // without news, until nothing more is on its way
 constexpr milliseconds kFarewell{5000};                 // for the others to leave too when something went wrong
 
 std::string error_text(int code) {
@@ -153,7 +154,7 @@ int Engine::finish_before_mpi(MPI_Comm, int, void*, void*) {
 // Can MPI be finalised? Without faults MPI_Finalize waits for the others, as in any MPI program. After a fault they may
 // never come: then this rank waits a little for their farewells, and else exits without it, upon which mpirun ends the
 // job.
-bool Engine::finish() {
+bool Engine::finish() noexcept try {
   leave("", faulty_ ? milliseconds(0) : kFarewell);
   const std::lock_guard lock(mutex_);
   if (finished_) return true;
@@ -178,6 +179,8 @@ bool Engine::finish() {
   MPI_Wait(requests_.data(), MPI_STATUS_IGNORE);
   MPI_Comm_free(&comm_);
   return true;
+} catch (const std::exception&) {  // MPI itself fails: there is nobody left to tell
+  return false;
 }
 
 void Engine::leave(const std::string& why, milliseconds timeout) {
@@ -199,20 +202,19 @@ void Engine::leave(const std::string& why, milliseconds timeout) {
   }
 }
 
-void Engine::check_usable(const Group* group, Operation operation) const {
+void Engine::check_usable(const Group* group, std::string_view operation) const {
   int main_thread = 1;
   if (main_only_) MPI_Is_thread_main(&main_thread);
   if (main_thread == 0) {
-    fail_invalid(to_string(operation),
-                 {.what = "the program initialised MPI for its main thread alone, and this is another",
-                  .expected = "MPI_Init_thread with MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE"});
+    fail_invalid(operation, {.what = "the program initialised MPI for its main thread alone, and this is another",
+                             .expected = "MPI_Init_thread with MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE"});
   }
   if (finished_ || left_self_) {
-    fail(ErrorKind::kCommunication, to_string(operation),
+    fail(ErrorKind::kCommunication, operation,
          {.what = "rank " + std::to_string(rank_) + " has left" + (group != nullptr ? " " + group->describe() : "")});
   }
   if (group != nullptr && !group->fault_.empty()) {
-    fail(ErrorKind::kCommunication, to_string(operation), poisoned(group->describe(), group->fault_));
+    fail(ErrorKind::kCommunication, operation, poisoned(group->describe(), group->fault_));
   }
 }
 
@@ -221,7 +223,7 @@ void Engine::check_usable(const Group* group, Operation operation) const {
 std::shared_ptr<Group> Engine::make_group(const std::vector<std::int64_t>& ranks, const GroupOptions& options) {
   check_group_ranks(ranks, rank_, size_);
   const std::lock_guard lock(mutex_);
-  check_usable(nullptr, Operation::kBarrier);
+  check_usable(nullptr, "make_group");
   if (next_id_ + 1 >= most_ids_) {
     fail(ErrorKind::kNotSupported, "make_group",
          {.what = "too many groups were made", .got = std::to_string(next_id_ / 2 - 1), .advice = "keeping groups"});
@@ -328,7 +330,7 @@ void Engine::issue(const CallPtr& call) {
   Group& group = *call->group;
   const std::lock_guard lock(mutex_);
   progress();  // a peer may have given the group up
-  check_usable(&group, call->what.operation);
+  check_usable(&group, to_string(call->what.operation));
   if (!call->point_to_point()) {
     call->what.sequence = ++group.sequence_;
     call->low = static_cast<std::int64_t>(group.sequence_ % kTagSpan);
@@ -343,7 +345,7 @@ void Engine::issue(const CallPtr& call) {
 void Engine::wait(const CallPtr& call) {
   if (!call->ended) {
     std::unique_lock lock(mutex_);
-    check_usable(nullptr, call->what.operation);
+    check_usable(nullptr, to_string(call->what.operation));
     const Clock::time_point deadline = Clock::now() + call->group->timeout_;
     Backoff backoff(crowded_);
     while (true) {
@@ -362,7 +364,7 @@ void Engine::wait(const CallPtr& call) {
 bool Engine::done(const CallPtr& call) {
   if (call->ended) return true;
   const std::lock_guard lock(mutex_);
-  check_usable(nullptr, call->what.operation);
+  check_usable(nullptr, to_string(call->what.operation));
   progress();
   try {
     if (!call->ended) check_faults(call, call->issued + call->group->timeout_);
@@ -600,24 +602,34 @@ std::vector<std::int64_t> Engine::missing(const Call& call) const {
 void Engine::check_faults(const CallPtr& call, Clock::time_point deadline) {
   const Group& group = *call->group;
   const Clock::time_point now = Clock::now();
+  // Has a peer been gone for a while, with nothing of it on its way any more?
+  const auto gone = [&](Clock::time_point since) {
+    if (now - since < kSettle) return false;
+    for (int quiet = 0; quiet < kQuietPolls && !call->ended; ++quiet) {
+      if (progress()) quiet = 0;
+    }
+    return !call->ended;
+  };
   const auto give_up = [&](const Complaint& complaint) {
     fail_call(call, format_complaint(where(*call), complaint));
     throw Error(ErrorKind::kCommunication, call->error);
   };
-  if (!group.fault_.empty() && (group.poisoned_ || now - group.fault_at_ > kSettle)) {
+  if (!group.fault_.empty() && (group.poisoned_ || gone(group.fault_at_))) {
     give_up(poisoned(group.describe(), group.fault_));
   }
   if (!left_.empty()) {
     for (const std::int64_t rank : missing(*call)) {
       const auto found = left_.find(rank);
-      if (found == left_.end() || now - found->second.at < kSettle) continue;
+      if (found == left_.end() || !gone(found->second.at)) continue;
+      const std::vector<std::int64_t> still = missing(*call);
+      if (std::find(still.begin(), still.end(), rank) == still.end()) continue;
       const std::string& why = found->second.why;
       give_up({.what = "rank " + std::to_string(rank) + " left " + group.describe(),
                .got = why.empty() ? "no more calls from it: it has finished" : "its error: " + why,
                .expected = in_words(*call) + " on every rank"});
     }
   }
-  if (now >= deadline) {
+  if (!call->ended && now >= deadline) {
     give_up({.what = "timed out after " + std::to_string(group.timeout_.count()) + " ms in " + group.describe(),
              .got = in_words(*call) + " without " + rank_list(missing(*call)),
              .expected = call->point_to_point() ? "the other side's call" : "the same call on every rank"});

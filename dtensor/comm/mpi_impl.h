@@ -10,8 +10,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -160,9 +160,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void start(std::chrono::milliseconds timeout);
   static void finish_at_exit();
   static int finish_before_mpi(MPI_Comm comm, int key, void* attribute, void* state);
-  bool finish();
+  bool finish() noexcept;
 
-  void check_usable(const Group* group, Operation operation) const;
+  void check_usable(const Group* group, std::string_view operation) const;
   bool progress();
   void complete(const Entry& entry, const MPI_Status& status, int error);
   void begin_ready(Group& group);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <climits>
 #include <ctime>
+#include <thread>
 
 namespace dtensor {
 namespace {
@@ -24,6 +25,13 @@ std::uint32_t* word_of(std::atomic<std::uint32_t>& value) {
   return reinterpret_cast<std::uint32_t*>(&value);
 }
 
+// False when it took so long that another program must have had the core.
+bool yield_briefly() noexcept {
+  const auto start = Parking::Clock::now();
+  std::this_thread::yield();
+  return Parking::Clock::now() - start < std::chrono::microseconds(100);
+}
+
 }  // namespace
 
 void Parking::notify_all() noexcept {
@@ -33,17 +41,27 @@ void Parking::notify_all() noexcept {
   }
 }
 
-bool Parking::spin(std::uint32_t seen, int most) noexcept {
-  constexpr int kLeast = 64;
-  const int tries = std::min(most, patience_.load(std::memory_order_relaxed));
+bool Parking::spin(std::uint32_t seen, bool crowded) noexcept {
+  const int most = crowded ? kMostYields : kMostTries;
+  const int patience = patience_.load(std::memory_order_relaxed);
+  if (patience < kLeastTries) {
+    patience_.store(patience + 1, std::memory_order_relaxed);
+    return count() != seen;
+  }
+  const int tries = std::min(most, patience);
   for (int i = 0; i < tries; ++i) {
     if (count() != seen) {
-      patience_.store(most, std::memory_order_relaxed);
+      if (tries < most) patience_.store(std::min(most, 2 * tries), std::memory_order_relaxed);
       return true;
     }
-    relax();
+    if (!crowded) {
+      relax();
+    } else if (!yield_briefly()) {
+      patience_.store(kLeastTries - kOffended, std::memory_order_relaxed);
+      return count() != seen;
+    }
   }
-  patience_.store(std::max(std::min(kLeast, most), tries / 2), std::memory_order_relaxed);
+  patience_.store(std::max(kLeastTries, tries / 2), std::memory_order_relaxed);
   return count() != seen;
 }
 

@@ -16,16 +16,22 @@ class Parking {
 
   std::uint32_t count() const noexcept { return count_.load(std::memory_order_acquire); }
   void notify_all() noexcept;
-  // True as soon as the count is no longer `seen`; false after at most `most` tries. Spinning pays when the others run
-  // at the same time and harms when they wait for this core: tries that were in vain make the next ones shorter.
-  bool spin(std::uint32_t seen, int most) noexcept;
+  // True as soon as the count is no longer `seen`; false after a while. Tries that were in vain make the next ones
+  // shorter. `crowded`: there are more waiters than cores, and every try gives its core to somebody else; when that
+  // was another program, which keeps it for long, waiters park at once for some time to come.
+  bool spin(std::uint32_t seen, bool crowded) noexcept;
   // Returns when the count is no longer `seen`, or at the deadline, or for no reason.
   void park(std::uint32_t seen, Clock::time_point deadline) noexcept;
 
  private:
+  static constexpr int kMostTries = 2000;
+  static constexpr int kMostYields = 32;
+  static constexpr int kLeastTries = 2;
+  static constexpr int kOffended = 5000;  // waits without a try
+
   std::atomic<std::uint32_t> count_{0};
   std::atomic<std::uint32_t> parked_{0};
-  std::atomic<int> patience_{1 << 20};  // tries
+  std::atomic<int> patience_{kMostTries};
 };
 
 // Locks a mutex that is only ever held for a moment: going to sleep for it would cost more than the moment.

@@ -7,10 +7,10 @@
 
 namespace dtensor {
 
-ThreadGroup::ThreadGroup(std::string label, std::vector<std::int64_t> ranks, int spins)
+ThreadGroup::ThreadGroup(std::string label, std::vector<std::int64_t> ranks, bool crowded)
     : label_(std::move(label)),
       ranks_(std::move(ranks)),
-      spins_(spins),
+      crowded_(crowded),
       next_(ranks_.size(), 1),
       last_(ranks_.size()),
       left_(ranks_.size()) {}
@@ -159,7 +159,7 @@ void ThreadGroup::wait(const Issued& issued, std::chrono::milliseconds timeout) 
   for (;;) {
     const std::uint32_t seen = parking.count();
     if (help(operation)) return;
-    if (parking.spin(seen, spins_)) continue;
+    if (parking.spin(seen, crowded_)) continue;
     {
       const BriefLock lock(mutex_);
       if (operation.done.load(std::memory_order_acquire)) return;

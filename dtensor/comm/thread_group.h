@@ -52,8 +52,8 @@ struct Issued {
 // What the members of a group of threads share. All functions may be called by any thread.
 class ThreadGroup {
  public:
-  // `label` names the group in errors; `spins` as Parking::wait takes it.
-  ThreadGroup(std::string label, std::vector<std::int64_t> ranks, int spins);
+  // `label` names the group in errors; `crowded`: there are more ranks than cores.
+  ThreadGroup(std::string label, std::vector<std::int64_t> ranks, bool crowded);
 
   // Issue. A collective's fingerprint gets its sequence number here.
   Issued post(std::int64_t member, Post post);
@@ -95,7 +95,7 @@ class ThreadGroup {
 
   const std::string label_;
   const std::vector<std::int64_t> ranks_;
-  const int spins_;
+  const bool crowded_;
   Parking parking_;
 
   std::mutex mutex_;

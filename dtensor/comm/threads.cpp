@@ -18,8 +18,7 @@ class ThreadWorld {
  public:
   explicit ThreadWorld(std::int64_t size) : left_(static_cast<std::size_t>(size)), made_(left_.size()) {
     // More ranks than cores: a rank that spins keeps from running the very rank that it waits for.
-    const bool crowded = size > static_cast<std::int64_t>(std::thread::hardware_concurrency());
-    spins_ = crowded ? 0 : 2000;
+    crowded_ = size > static_cast<std::int64_t>(std::thread::hardware_concurrency());
   }
 
   std::int64_t size() const { return static_cast<std::int64_t>(left_.size()); }
@@ -32,7 +31,7 @@ class ThreadWorld {
     const auto [entry, is_new] = joining_.try_emplace({ranks, nth});
     Joining& joining = entry->second;
     if (is_new) {
-      joining.group = std::make_shared<ThreadGroup>(label, ranks, spins_);
+      joining.group = std::make_shared<ThreadGroup>(label, ranks, crowded_);
       for (const std::int64_t member : ranks) {
         const auto& left = left_[static_cast<std::size_t>(member)];
         if (left) joining.group->leave(member, *left);
@@ -63,7 +62,7 @@ class ThreadWorld {
     std::size_t members = 0;
   };
 
-  int spins_ = 0;
+  bool crowded_ = false;
   std::mutex mutex_;
   std::vector<std::optional<std::string>> left_;               // why, per rank
   std::vector<std::map<Ranks, std::int64_t>> made_;            // how many groups, per rank and rank list

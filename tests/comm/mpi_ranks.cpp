@@ -174,6 +174,30 @@ void leaves_when_done(Transport& transport) {
   require(buffer[4].item<float>() == 3.0F, "what a rank sent before it left");
 }
 
+// Rank 1 never comes back, and rank 0 does not care: its own exit must not wait for MPI_Finalize.
+void hangs(Transport& transport) {
+  const auto group = whole(transport, milliseconds(500));
+  group->barrier()->wait();
+  if (transport.rank() == 1) std::this_thread::sleep_for(std::chrono::minutes(10));
+  say_error(transport, [&] { group->barrier()->wait(); });
+}
+
+// A rank that has left long ago, and whose messages are still unread, is not missed.
+void looks_late(Transport& transport) {
+  const auto group = whole(transport, std::chrono::minutes(1));
+  const auto small = at::full({1}, transport.rank() == 0 ? 1.0 : 0.0, at::kFloat);
+  if (transport.rank() == 0) {
+    group->broadcast(small, 0)->wait();
+    return;
+  }
+  if (transport.rank() == 1) std::this_thread::sleep_for(milliseconds(1500));
+  const auto alone = transport.make_group({transport.rank()}, {.name = "alone"});
+  for (int i = 0; i < 100; ++i) alone->barrier()->wait();  // the news of rank 0 comes in
+  if (transport.rank() == 2) std::this_thread::sleep_for(milliseconds(2500));
+  group->broadcast(small, 0)->wait();
+  require(small.item<float>() == 1.0F, "what a rank sent before it left");
+}
+
 void exits(Transport& transport) {
   const auto group = whole(transport, std::chrono::minutes(5));
   group->barrier()->wait();
@@ -260,10 +284,12 @@ const std::map<std::string, void (*)(Transport&)> kCases = {
     {"exits", exits},
     {"fails", fails},
     {"finishes_early", finishes_early},
+    {"hangs", hangs},
     {"keeps_buffers", keeps_buffers},
     {"killed", killed},
     {"large", large},
     {"leaves_when_done", leaves_when_done},
+    {"looks_late", looks_late},
     {"many", many},
     {"missing", missing},
     {"other_message", other_message},

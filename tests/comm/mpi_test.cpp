@@ -135,6 +135,17 @@ TEST(Mpi, KeepsWhatARankSentBeforeItLeft) {
   EXPECT_EQ(result.code, 0) << result.out << result.err;
 }
 
+TEST(Mpi, KeepsWhatARankSentLongBeforeItIsRead) {
+  const auto result = run_ranks(3, "looks_late");
+  EXPECT_EQ(result.code, 0) << result.out << result.err;
+}
+
+TEST(Mpi, EndsTheJobWhenAPeerHangs) {
+  const auto result = run_ranks(2, "hangs", 60);
+  EXPECT_NE(result.code, 0);
+  EXPECT_CONTAINS(said_by(0, result.out), "[barrier] timed out after 500 ms in mpi group \"all\" {0,1}");
+}
+
 TEST(Mpi, EndsWithAKilledRank) {
   const auto result = run_ranks(3, "killed");
   EXPECT_EQ(result.code, 137) << result.out << result.err;
