@@ -84,12 +84,39 @@ class Crew {
   bool stop_ = false;
 };
 
+class Call;
+
+// The calls of a group that are yet to run, in order, one at a time. The group's own thread runs them, or whoever waits
+// for one and finds nobody at work: that saves two changes of thread. Shared with the calls, which may outlive the
+// group.
+struct CallQueue {
+  struct Job {
+    std::shared_ptr<Call> call;
+    std::function<void()> run;  // ends the call, in every case
+  };
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Job> jobs;
+  bool open = false;  // the group is connected
+  bool busy = false;  // somebody runs a call
+  bool stop = false;
+  std::size_t under_way = 0;
+
+  bool can_run() const { return open && !busy && !jobs.empty(); }
+  // Pre: can_run(). Lets go of the lock meanwhile.
+  void run_one(std::unique_lock<std::mutex>& lock);
+};
+
 // A call on a group.
 class Call : public Work {
  public:
   // The buffers are kept until the call has ended.
-  Call(Fingerprint fingerprint, std::vector<at::Tensor> buffers)
-      : fingerprint_(std::move(fingerprint)), buffers_(std::move(buffers)) {}
+  Call(Fingerprint fingerprint, std::vector<at::Tensor> buffers, std::shared_ptr<CallQueue> queue)
+      : fingerprint_(std::move(fingerprint)), buffers_(std::move(buffers)), queue_(std::move(queue)) {}
+  // Messages are not in the queue: who waits for one must not be held up by a call that is.
+  bool in_queue() const {
+    return fingerprint_.operation != Operation::kSend && fingerprint_.operation != Operation::kReceive;
+  }
   const Fingerprint& fingerprint() const { return fingerprint_; }
 
   void wait() override;
@@ -99,9 +126,8 @@ class Call : public Work {
  private:
   const Fingerprint fingerprint_;
   std::vector<at::Tensor> buffers_;
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  bool done_ = false;
+  const std::shared_ptr<CallQueue> queue_;
+  bool done_ = false;  // of the queue's mutex
   std::exception_ptr error_;
 };
 
@@ -173,7 +199,7 @@ class MessageGroup final : public Communicator, public Abortable {
   WorkPtr enqueue_message(const Fingerprint& fingerprint, const at::Tensor& buffer, std::int64_t peer);
   void serve();
   void connect();
-  void execute(Call& call, const std::function<void()>& run);
+  void execute(const CallPtr& call, const std::function<void()>& run);
   std::string explain(const Trouble& trouble);
   void poison(const std::string& why);
   [[noreturn]] void fail_poisoned(Operation operation);
@@ -195,21 +221,18 @@ class MessageGroup final : public Communicator, public Abortable {
 
   const MessageGroupConfig config_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::pair<CallPtr, Run>> queue_;
-  std::size_t under_way_ = 0;
+  const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
+  // Of the queue's mutex.
   std::uint64_t sequence_ = 0;
-  bool stop_ = false;
   std::optional<std::string> poison_;
   std::shared_ptr<Messenger> messenger_;  // null until connected
 
-  std::mutex order_;                                  // of send and receive calls; locked before mutex_
+  std::mutex order_;                                  // of send and receive calls; locked before the queue's
   std::vector<std::function<void()>> not_connected_;  // such calls that came early
   bool connected_ = false;
   std::map<std::int64_t, std::uint64_t> sent_;
 
-  std::vector<std::uint64_t> frames_;  // of the group's own thread
+  std::vector<std::uint64_t> frames_;  // of whoever runs a call
   Crew crew_;
   std::thread thread_;
 };

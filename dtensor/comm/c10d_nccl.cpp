@@ -1,3 +1,4 @@
+#include <ATen/core/grad_mode.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -278,6 +279,7 @@ class NcclGroup final : public Communicator, public messages::Abortable {
     call->ready.record(c10::cuda::getCurrentCUDAStream(device.index()));
     call->launched =
         control_->agree_then(fingerprint, buffers, [this, call, buffers, device, launch = std::move(launch)] {
+          const at::NoGradGuard no_grad;
           const c10::cuda::CUDAGuard on(device);
           if (!stream_) stream_ = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index());
           const c10::cuda::CUDAStreamGuard guard(*stream_);
@@ -295,7 +297,7 @@ class NcclGroup final : public Communicator, public messages::Abortable {
 
   const C10dGroupPlan plan_;
   const std::shared_ptr<MessageGroup> control_;
-  std::optional<c10::cuda::CUDAStream> stream_;  // of the control group's thread
+  std::optional<c10::cuda::CUDAStream> stream_;  // of whoever runs the control group's calls
   std::mutex mutex_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> group_;
 };

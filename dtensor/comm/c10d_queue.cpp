@@ -98,24 +98,42 @@ void Crew::work() {
   }
 }
 
+void CallQueue::run_one(std::unique_lock<std::mutex>& lock) {
+  busy = true;
+  const Job job = std::move(jobs.front());
+  jobs.pop_front();
+  lock.unlock();
+  job.run();
+  lock.lock();
+  busy = false;
+  changed.notify_all();
+}
+
 void Call::wait() {
-  std::unique_lock lock(mutex_);
-  ended_.wait(lock, [this] { return done_; });
+  std::unique_lock lock(queue_->mutex);
+  while (!done_) {
+    if (in_queue() && queue_->can_run()) {
+      queue_->run_one(lock);
+    } else {
+      queue_->changed.wait(lock);
+    }
+  }
   if (error_) std::rethrow_exception(error_);
 }
 
 bool Call::done() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(queue_->mutex);
   return done_;
 }
 
 void Call::finish(std::exception_ptr error) {
   std::vector<at::Tensor> dropped;  // outside of the lock: the last owner may be here
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(queue_->mutex);
   dropped.swap(buffers_);
   error_ = std::move(error);
   done_ = true;
-  ended_.notify_all();
+  --queue_->under_way;
+  queue_->changed.notify_all();
 }
 
 MessageGroup::MessageGroup(MessageGroupConfig config)
@@ -126,17 +144,17 @@ MessageGroup::MessageGroup(MessageGroupConfig config)
 MessageGroup::~MessageGroup() {
   drain();
   {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-    changed_.notify_all();
+    const std::lock_guard lock(queue_->mutex);
+    queue_->stop = true;
+    queue_->changed.notify_all();
   }
   if (thread_.joinable()) thread_.join();
 }
 
 // Every call ends by itself: with its peers, with an error, or at its deadline.
 void MessageGroup::drain() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return under_way_ == 0; });
+  std::unique_lock lock(queue_->mutex);
+  queue_->changed.wait(lock, [this] { return queue_->under_way == 0 && !queue_->busy; });
 }
 
 void MessageGroup::abort(const std::string& why) { poison(why); }
@@ -147,30 +165,33 @@ Clock::time_point MessageGroup::deadline() const {
 }
 
 WorkPtr MessageGroup::enqueue(const Fingerprint& fingerprint, std::vector<at::Tensor> buffers, Run run) {
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(queue_->mutex);
   if (poison_) fail_poisoned(fingerprint.operation);
   Fingerprint numbered = fingerprint;
   numbered.sequence = sequence_++;
-  auto call = std::make_shared<Call>(numbered, std::move(buffers));
-  ++under_way_;
+  auto call = std::make_shared<Call>(numbered, std::move(buffers), queue_);
+  ++queue_->under_way;
+  const auto whole = [this, call, run = std::move(run)] {
+    execute(call, [&] { run(call->fingerprint(), deadline()); });
+  };
   if (size() == 1) {
     lock.unlock();
-    execute(*call, [&] { run(call->fingerprint(), deadline()); });
+    whole();
   } else {
-    queue_.emplace_back(call, std::move(run));
-    changed_.notify_all();
+    queue_->jobs.push_back({call, whole});
+    queue_->changed.notify_all();
   }
   return call;
 }
 
 WorkPtr MessageGroup::enqueue_message(const Fingerprint& fingerprint, const at::Tensor& buffer, std::int64_t peer) {
-  const auto call = std::make_shared<Call>(fingerprint, std::vector<at::Tensor>{buffer});
+  const auto call = std::make_shared<Call>(fingerprint, std::vector<at::Tensor>{buffer}, queue_);
   const Slice slice{static_cast<std::byte*>(buffer.data_ptr()), static_cast<std::size_t>(buffer.nbytes())};
   const std::lock_guard order(order_);
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(queue_->mutex);
     if (poison_) fail_poisoned(fingerprint.operation);
-    ++under_way_;
+    ++queue_->under_way;
   }
   auto start = [this, call, slice, peer] {
     std::function<void()> rest;
@@ -181,7 +202,7 @@ WorkPtr MessageGroup::enqueue_message(const Fingerprint& fingerprint, const at::
       early = std::current_exception();
     }
     crew_.run([this, call, rest, early] {
-      execute(*call, [&] {
+      execute(call, [&] {
         if (early) std::rethrow_exception(early);
         rest();
       });
@@ -197,24 +218,20 @@ WorkPtr MessageGroup::enqueue_message(const Fingerprint& fingerprint, const at::
 
 void MessageGroup::serve() {
   connect();
+  std::unique_lock lock(queue_->mutex);
+  queue_->open = true;
+  queue_->changed.notify_all();
   while (true) {
-    std::pair<CallPtr, Run> next;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      next = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    const auto& [call, run] = next;
-    execute(*call, [&call = *call, &run = run, this] { run(call.fingerprint(), deadline()); });
+    queue_->changed.wait(lock, [this] { return queue_->can_run() || (queue_->stop && queue_->jobs.empty()); });
+    if (!queue_->can_run()) return;
+    queue_->run_one(lock);
   }
 }
 
 void MessageGroup::connect() {
   try {
     std::shared_ptr<Messenger> made = config_.connect(deadline());
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(queue_->mutex);
     messenger_ = std::move(made);
     if (poison_) messenger_->close();
   } catch (const std::exception& error) {
@@ -227,9 +244,9 @@ void MessageGroup::connect() {
 }
 
 // Runs a call to its end, good or bad.
-void MessageGroup::execute(Call& call, const std::function<void()>& run) {
+void MessageGroup::execute(const CallPtr& call, const std::function<void()>& run) {
   std::exception_ptr error;
-  const Fingerprint& fingerprint = call.fingerprint();
+  const Fingerprint& fingerprint = call->fingerprint();
   const auto failed = [&](const std::string& why) {
     poison(why);
     error = std::make_exception_ptr(Error(
@@ -239,7 +256,7 @@ void MessageGroup::execute(Call& call, const std::function<void()>& run) {
   };
   try {
     {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard lock(queue_->mutex);
       if (poison_) fail_poisoned(fingerprint.operation);
     }
     run();
@@ -251,15 +268,12 @@ void MessageGroup::execute(Call& call, const std::function<void()>& run) {
   } catch (const std::exception& unknown) {
     failed(unknown.what());
   }
-  call.finish(error);
-  const std::lock_guard lock(mutex_);
-  --under_way_;
-  changed_.notify_all();
+  call->finish(error);  // the group may be gone after this
 }
 
 std::string MessageGroup::explain(const Trouble& trouble) {
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(queue_->mutex);
     if (poison_) return *poison_;
   }
   const std::int64_t self = ranks()[static_cast<std::size_t>(rank())];
@@ -277,7 +291,7 @@ std::string MessageGroup::explain(const Trouble& trouble) {
 void MessageGroup::poison(const std::string& why) {
   std::shared_ptr<Messenger> messenger;
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(queue_->mutex);
     if (poison_) return;
     poison_ = why;
     messenger = messenger_;

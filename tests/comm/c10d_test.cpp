@@ -89,6 +89,8 @@ TEST(C10d, GroupsMayBeMadeInAnyOrder) { expect_fine(run_world("orders", 4, secon
 
 TEST(C10d, WhatNobodyWaitedForStillArrives) { expect_fine(run_world("parting", 3, seconds(30))); }
 
+TEST(C10d, MessagesPassACollectiveThatIsUnderWay) { expect_fine(run_world("interleaved", 2, seconds(10))); }
+
 TEST(C10d, ListensOnLoopbackAlone) {
   const auto ended = run_world("listen", 3, seconds(30));
   expect_fine(ended);
