@@ -90,7 +90,9 @@ std::vector<Sample> measure_backend(const std::string& self, const std::string& 
     code = launch({.command = command, .ranks = ranks});
   }
   if (code == 0) samples = from_text(read_file(result));
-  std::filesystem::remove_all(folder);
+  // Not remove_all: beside libtorch 2.11's own copy of it, it crashes.
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) std::filesystem::remove(entry);
+  std::filesystem::remove(folder);
   if (samples.empty())
     std::fprintf(stderr, "bench_comm: %s on %ld ranks ended with %d\n", backend.c_str(), ranks, code);
   return samples;

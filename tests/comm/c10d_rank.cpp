@@ -238,16 +238,10 @@ void interleaved(Transport& transport, const Arguments& arguments) {
 
 using Scenario = void (*)(Transport&, const Arguments&);
 const std::map<std::string, Scenario> kScenarios = {
-<<<<<<< HEAD
-    {"contract", contract},   {"listen", listen_scenario}, {"killed", killed}, {"thrower", thrower},
-    {"leaves", leaves_early}, {"diverges", diverges},      {"late", late},     {"no-member", never_a_member},
-    {"orders", orders},       {"parting", parting},        {"nccl", contract},
-=======
     {"contract", contract}, {"listen", listen_scenario},   {"killed", killed},
     {"thrower", thrower},   {"leaves", leaves_early},      {"diverges", diverges},
     {"late", late},         {"no-member", never_a_member}, {"orders", orders},
-    {"parting", parting},   {"interleaved", interleaved},
->>>>>>> c10d
+    {"parting", parting},   {"interleaved", interleaved},  {"nccl", contract},
 };
 
 // The scenario "nccl" is the contract on GPUs; ranks may share one, which NCCL allows to ranks of different hosts.
