@@ -2,6 +2,12 @@
 if(TORCH_DIR AND NOT Torch_DIR)
   list(PREPEND CMAKE_PREFIX_PATH ${TORCH_DIR})
 endif()
+# Torch's own files look for their parts on the system first: where another libtorch is installed they would mix the two,
+# unless the chosen one's root comes before all else.
+if(Torch_DIR)
+  get_filename_component(DTENSOR_TORCH_PREFIX "${Torch_DIR}/../../.." ABSOLUTE)
+  list(PREPEND CMAKE_PREFIX_PATH ${DTENSOR_TORCH_PREFIX})
+endif()
 find_package(Torch QUIET)
 if(NOT Torch_FOUND)
   message(FATAL_ERROR "libtorch was not found; try `make test`, which finds or installs one, "

@@ -128,8 +128,9 @@ class NcclGroup final : public Communicator, public messages::Abortable {
       padded.narrow(0, 0, buffer.numel()).copy_(buffer.view({-1}));
       auto parts = at::empty({size(), part}, buffer.options());
       exchange(pieces_of(parts, Counts(ranks().size(), part)), pieces_of(padded, Counts(ranks().size(), part)));
-      auto mine = reduce_rows(op, parts);
-      finish(group()._allgather_base(padded, mine));
+      auto mine = as_bytes(reduce_rows(op, parts));
+      auto all = as_bytes(padded);
+      finish(group()._allgather_base(all, mine));
       buffer.view({-1}).copy_(padded.narrow(0, 0, buffer.numel()));
     });
   }

@@ -11,6 +11,9 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <string>
+
 #include "dtensor/core/view.h"
 #include "tests/core/expect_error.h"
 #include "tests/core/sweep.h"
@@ -32,6 +35,19 @@ at::Tensor local_part(const at::Tensor& full, const Spec& spec, const Dims& coor
     local = at::cat(pieces, static_cast<std::int64_t>(d));
   }
   return local.contiguous();
+}
+
+// The libtorch whose headers were compiled is the one that is loaded, where several are installed.
+TEST(Meta, LoadedLibtorchIsTheChosenOne) {
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  int seen = 0;
+  while (std::getline(maps, line)) {
+    if (line.find("libtorch_cpu.so") == std::string::npos && line.find("libc10.so") == std::string::npos) continue;
+    ++seen;
+    EXPECT_NE(line.find(DTENSOR_TORCH_LIBRARIES), std::string::npos) << line;
+  }
+  EXPECT_GT(seen, 0);
 }
 
 TEST(Meta, TypesGoBothWays) {
