@@ -86,8 +86,8 @@ at::Tensor reduce_rows(ReduceOp op, const at::Tensor& parts) {
   const bool sums = op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kProduct;
   auto wide = type;
   if (sums && (type == at::kHalf || type == at::kBFloat16)) wide = at::kFloat;
-  // One step wider than the sum of any number of ranks can need.
-  if (op == ReduceOp::kAvg && type == at::kFloat) wide = at::kDouble;
+  // Wider than the sum of any number of ranks can need; a float would not hold the sum of two large bf16.
+  if (op == ReduceOp::kAvg && c10::isFloatingType(type)) wide = at::kDouble;
   if (op == ReduceOp::kAvg && type == at::kComplexFloat) wide = at::kComplexDouble;
   const bool narrow = op == ReduceOp::kAvg && (type == at::kDouble || type == at::kComplexDouble);
   const auto count = static_cast<double>(parts.size(0));

@@ -251,6 +251,7 @@ void reductions_have_the_same_bits(Transport& transport) {
     for (std::int64_t r = 0; r < n; ++r) {
       require_equal(everyone.slice(0, r * count, (r + 1) * count).contiguous(), earlier, "all_reduce, rank to rank");
     }
+    if (transport.backend() == "nccl") continue;  // it adds in an order of its own, though always the same one
     std::vector<at::Tensor> parts;
     std::vector<const void*> pointers;
     for (std::int64_t r = 0; r < n; ++r) parts.push_back(make(dtype, r, 0, count, values));
