@@ -111,7 +111,7 @@ class Planner {
       direct.way = Route::Way::kSteps;
       if (same_boxes(from_, ready)) direct.steps.clear();
     }
-    if (!(ready == to_)) direct.steps.push_back({StepKind::kEmbed, {}, ready, to_});
+    if (!(ready == to_)) direct.steps.push_back({StepKind::kEmbed, {}, direct.steps.empty() ? from_ : ready, to_});
     settle(direct);
     const bool direct_fits = fits(direct);
     const std::int64_t below = direct_fits && !key_.explain ? direct.time : kForever;

@@ -82,7 +82,7 @@ inline void play_messages(const Step& step, const Ranks& before, Ranks& after, C
     for_each_receive(step, at, [&](const Transfer& transfer) {
       const std::int64_t peer = source.rank_at(transfer.peer);
       ASSERT_EQ(transfer.self, peer == rank);
-      if (source == target) ASSERT_FALSE(outside_group(step, at, transfer.peer)) << "a message leaves the group";
+      ASSERT_FALSE(source == target && outside_group(step, at, transfer.peer)) << "a message leaves the group";
       const sweep::Indices elements = sweep::elements_of(transfer.box, shape);
       for (std::int64_t i : elements) {
         ASSERT_TRUE(before.at(peer).count(i)) << "rank " << peer << " has no element " << i;
