@@ -71,19 +71,6 @@ bool slower(const Link& a, const Link& b) {
 
 }  // namespace
 
-std::int64_t saturating_add(std::int64_t a, std::int64_t b) {
-  std::int64_t result = 0;
-  return __builtin_add_overflow(a, b, &result) ? kForever : result;
-}
-
-std::int64_t scaled(std::int64_t a, std::int64_t b, std::int64_t c) {
-  std::int64_t product = 0;
-  if (!__builtin_mul_overflow(a, b, &product)) return product / c;
-  const auto wide =
-      static_cast<unsigned __int128>(a) * static_cast<unsigned __int128>(b) / static_cast<unsigned __int128>(c);
-  return wide > static_cast<unsigned __int128>(kForever) ? kForever : static_cast<std::int64_t>(wide);
-}
-
 CostModel::CostModel() {
   static const CostModel model{CostConstants{}};
   data_ = model.data_;

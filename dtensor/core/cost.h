@@ -12,9 +12,19 @@ namespace dtensor {
 
 // Times are integer picoseconds and saturate at kForever, so that every rank computes the same number.
 inline constexpr std::int64_t kForever = INT64_MAX;
-std::int64_t saturating_add(std::int64_t a, std::int64_t b);
+inline std::int64_t saturating_add(std::int64_t a, std::int64_t b) {
+  std::int64_t result = 0;
+  return __builtin_add_overflow(a, b, &result) ? kForever : result;
+}
+
 // a * b / c without overflow in between. Pre: none is negative, c > 0.
-std::int64_t scaled(std::int64_t a, std::int64_t b, std::int64_t c);
+inline std::int64_t scaled(std::int64_t a, std::int64_t b, std::int64_t c) {
+  std::int64_t product = 0;
+  if (!__builtin_mul_overflow(a, b, &product)) return product / c;
+  const auto wide =
+      static_cast<unsigned __int128>(a) * static_cast<unsigned __int128>(b) / static_cast<unsigned __int128>(c);
+  return wide > static_cast<unsigned __int128>(kForever) ? kForever : static_cast<std::int64_t>(wide);
+}
 
 // One kind of wire: what a message costs before its first byte, and what 1024 bytes cost after it.
 struct Link {

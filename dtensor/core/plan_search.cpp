@@ -1,52 +1,64 @@
-// The cheapest sequence of collectives, as a shortest path. A state is what a spec says, in 32 bytes: which mesh dims
-// are Partial, and for each factor its list of cuts; gathering or moving a cut that others lie inside of leaves a
+// The cheapest sequence of collectives, as a shortest path. A state is what a spec says, in a few words: which mesh
+// dims are Partial, and for each factor its list of cuts; gathering or moving a cut that others lie inside of leaves a
 // virtual one in its place. A* over a flat table; the bytes that the fullest rank still lacks are the bound.
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstring>
 #include <queue>
 
-#include "dtensor/core/hash.h"
 #include "dtensor/core/plan_impl.h"
 
 namespace dtensor {
 namespace {
 
-constexpr std::size_t kMostSlots = 8;
-constexpr std::size_t kMostEntries = 10;
-constexpr std::size_t kCodeBytes = 32;
-constexpr std::size_t kMostExpanded = 4'000;
+constexpr std::size_t kMostSlots = 6;
+constexpr std::size_t kMostEntries = 8;
+constexpr std::size_t kMostExpanded = 1'000;
 constexpr std::uint8_t kFirstVirtual = 16;  // entries below are mesh dims, those from here on index virtual counts
-constexpr std::uint8_t kEnd = 0xff;
 
 using Mask = std::uint32_t;
 
-// A list of cuts, outermost first.
-struct Entries {
-  std::uint8_t size = 0;
-  std::array<std::uint8_t, kMostEntries> at = {};
-  void push(std::uint8_t entry) { at[size++] = entry; }
+// A list of cuts, outermost first, one byte each: 1 + the entry, so that 0 is the end.
+class Entries {
+ public:
+  std::size_t size() const { return static_cast<std::size_t>(71 - std::countl_zero(word_)) / 8; }
+  bool full() const { return size() == kMostEntries; }
+  std::uint8_t operator[](std::size_t i) const { return static_cast<std::uint8_t>((word_ >> 8 * i & 0xff) - 1); }
+  void set(std::size_t i, std::uint8_t entry) {
+    word_ = (word_ & ~(std::uint64_t{0xff} << 8 * i)) | std::uint64_t{entry + 1u} << 8 * i;
+  }
+  void push(std::uint8_t entry) { set(size(), entry); }
   void cut_off_virtuals() {
-    while (size > 0 && at[size - 1] >= kFirstVirtual) --size;
+    for (std::size_t n = size(); n > 0 && (*this)[n - 1] >= kFirstVirtual; --n) {
+      word_ &= ~(std::uint64_t{0xff} << 8 * (n - 1));
+    }
   }
-  friend bool operator==(const Entries& a, const Entries& b) {
-    return a.size == b.size && std::memcmp(a.at.data(), b.at.data(), a.size) == 0;
+  bool has(std::uint8_t entry) const {
+    for (std::size_t i = 0; i < size(); ++i) {
+      if ((*this)[i] == entry) return true;
+    }
+    return false;
   }
+  // Is this list the beginning of the other?
+  bool begins(const Entries& other) const {
+    const std::size_t n = size();
+    return n == kMostEntries ? word_ == other.word_ : (other.word_ & ((std::uint64_t{1} << 8 * n) - 1)) == word_;
+  }
+  std::uint64_t word() const { return word_; }
+  friend bool operator==(const Entries&, const Entries&) = default;
+
+ private:
+  std::uint64_t word_ = 0;
 };
 
 struct State {
-  Mask partial = 0;
+  std::uint64_t partial = 0;
   std::array<Entries, kMostSlots> slots;
-};
-
-struct Code {
-  std::array<std::uint64_t, kCodeBytes / 8> words = {};
-  friend bool operator==(const Code&, const Code&) = default;
+  friend bool operator==(const State&, const State&) = default;
   std::size_t hash() const {
-    Hasher hasher;
-    for (std::uint64_t word : words) hasher.add(word);
-    return hasher.value();
+    std::uint64_t value = partial;
+    for (const Entries& list : slots) value = (value ^ list.word()) * 0x9E3779B97F4A7C15ull ^ value >> 31;
+    return static_cast<std::size_t>(value ^ value >> 32);
   }
 };
 
@@ -57,7 +69,7 @@ struct Slot {
 };
 
 struct Node {
-  Code code;
+  State state;
   std::int64_t cost;
   std::int64_t bytes;  // on the fullest rank
   std::uint32_t parent;
@@ -98,6 +110,7 @@ class Search {
       const std::int64_t size = from_.mesh().shape()[m];
       sizes_.push_back(size);
       links_.push_back(cost_.link_of(from_.mesh(), m));
+      rounds_.push_back(CostModel::group(std::span(&links_.back(), 1), std::span(&size, 1)).rounds_ps);
       if (size == 1) continue;
       active_ |= 1u << m;
       if (from_.partials()[m]) start_.partial |= 1u << m;
@@ -106,16 +119,15 @@ class Search {
       mixed_links_ = mixed_links_ || !(links_.back() == links_[std::countr_zero(active_)]);
     }
     goal_mask_ = cuts_of(goal_);
-    return fits(start_) && fits(goal_);
+    return true;
   }
 
-  bool at_goal() const { return encode(start_) == encode(goal_); }
+  bool at_goal() const { return start_ == goal_; }
 
   std::optional<std::vector<Step>> run() {
     groups_.resize(std::size_t{1} << std::min<std::int64_t>(mesh_ndim_, 6));
     target_bytes_ = bytes_of(goal_);
     source_bytes_ = bytes_of(start_);
-    goal_code_ = encode(goal_);
     table_.assign(1024, 0);
     nodes_.reserve(256);
     reach(start_, source_bytes_, 0, 0, StepKind::kSlice, 0);
@@ -125,7 +137,7 @@ class Search {
       queue_.pop();
       if (nodes_[index].closed) continue;
       nodes_[index].closed = true;
-      if (nodes_[index].code == goal_code_) return trace(index);
+      if (nodes_[index].state == goal_) return trace(index);
       expand(index);
       ++expanded;
     }
@@ -151,8 +163,7 @@ class Search {
   }
 
   bool add_slot(std::size_t d, const Factor& a, const Factor& b) {
-    if (slots_.size() == kMostSlots || a.cuts.size() > kMostEntries / 2 || b.cuts.size() > kMostEntries / 2)
-      return false;
+    if (slots_.size() == kMostSlots || a.cuts.size() > kMostEntries || b.cuts.size() > kMostEntries) return false;
     slots_.push_back({d, a.size});
     const auto read = [&](const Factor& factor, Entries& out) {
       for (const Cut& cut : factor.cuts) {
@@ -177,53 +188,35 @@ class Search {
     return entry < kFirstVirtual ? sizes_[entry] : virtuals_[entry - kFirstVirtual];
   }
 
-  Code encode(const State& state) const {
-    std::array<std::uint8_t, kCodeBytes> bytes = {};
-    bytes[0] = static_cast<std::uint8_t>(state.partial);
-    bytes[1] = static_cast<std::uint8_t>(state.partial >> 8);
-    std::size_t at = 2;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      for (std::size_t i = 0; i < state.slots[s].size && at < kCodeBytes; ++i) bytes[at++] = state.slots[s].at[i] + 1;
-      if (at < kCodeBytes) bytes[at++] = kEnd;
-    }
-    Code code;
-    std::memcpy(code.words.data(), bytes.data(), kCodeBytes);
-    return code;
-  }
-
-  State decode(const Code& code) const {
-    std::array<std::uint8_t, kCodeBytes> bytes;
-    std::memcpy(bytes.data(), code.words.data(), kCodeBytes);
-    State state;
-    state.partial = bytes[0] | static_cast<Mask>(bytes[1]) << 8;
-    std::size_t at = 2;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      while (bytes[at] != kEnd) state.slots[s].push(static_cast<std::uint8_t>(bytes[at++] - 1));
-      ++at;
-    }
-    return state;
-  }
-
   Mask cuts_of(const State& state) const {
     Mask mask = 0;
     for (std::size_t s = 0; s < slots_.size(); ++s) {
-      for (std::size_t i = 0; i < state.slots[s].size; ++i) {
-        if (state.slots[s].at[i] < kFirstVirtual) mask |= 1u << state.slots[s].at[i];
+      for (std::size_t i = 0; i < state.slots[s].size(); ++i) {
+        if (state.slots[s][i] < kFirstVirtual) mask |= 1u << state.slots[s][i];
       }
     }
     return mask;
   }
 
   std::int64_t most_held(std::int64_t size, const Entries& list, std::size_t i) const {
-    for (; i < list.size; ++i) {
-      const std::int64_t c = ceil_div(size, count_of_entry(list.at[i]));
-      if (list.at[i] >= kFirstVirtual && c > 0) {
+    for (; i < list.size(); ++i) {
+      const std::int64_t c = ceil_div(size, count_of_entry(list[i]));
+      if (list[i] >= kFirstVirtual && c > 0) {
         const std::int64_t rest = size % c;
         return size / c * most_held(c, list, i + 1) + (rest > 0 ? most_held(rest, list, i + 1) : 0);
       }
       size = c;
     }
     return size;
+  }
+
+  // Only what differs from the state being expanded is computed again.
+  std::int64_t bytes_after(const State& next) const {
+    std::int64_t bytes = element_;
+    for (std::size_t s = 0; s < slots_.size(); ++s) {
+      bytes *= next.slots[s] == state_.slots[s] ? held_[s] : most_held(slots_[s].size, next.slots[s], 0);
+    }
+    return bytes;
   }
 
   std::int64_t bytes_of(const State& state) const {
@@ -247,18 +240,47 @@ class Search {
     return *entry;
   }
 
+  // What still has to be paid from a state, by any way: the bytes that the fullest rank lacks; and the messages of the
+  // mesh dims that are Partial or cut the wrong factor, each by a gather, a reduction or an all-to-all at least.
+  std::int64_t at_least(const State& state, std::int64_t bytes) const {
+    std::int64_t result = scaled(std::max<std::int64_t>(0, target_bytes_ - bytes), fastest_, 1024);
+    Mask astray = static_cast<Mask>(state.partial & ~goal_.partial);
+    bool permutable = false;
+    for (std::size_t s = 0; s < slots_.size(); ++s) {
+      for (std::size_t i = 0; i < state.slots[s].size(); ++i) {
+        const std::uint8_t m = state.slots[s][i];
+        if (m >= kFirstVirtual || goal_.slots[s].has(m)) continue;
+        if (takes_over(goal_.slots[s], m)) {
+          permutable = true;
+        } else {
+          astray |= 1u << m;
+        }
+      }
+    }
+    if (astray == 0 && !permutable) return result;
+    result = saturating_add(result, cost_.constants().step_ps);
+    for (; astray; astray &= astray - 1) result = saturating_add(result, rounds_[std::countr_zero(astray)]);
+    return result;
+  }
+
+  // Could a permute hand the pieces of m to a mesh dim that the goal wants here?
+  bool takes_over(const Entries& goal, std::uint8_t m) const {
+    for (std::size_t i = 0; i < goal.size(); ++i) {
+      if (goal[i] < kFirstVirtual && sizes_[goal[i]] == sizes_[m]) return true;
+    }
+    return false;
+  }
+
   // ---- the table
 
   void reach(const State& state, std::int64_t bytes, std::int64_t cost, std::uint32_t parent, StepKind kind,
              Mask mask) {
-    const std::int64_t lacks = scaled(std::max<std::int64_t>(0, target_bytes_ - bytes), fastest_, 1024);
-    const std::int64_t bound = saturating_add(cost, lacks);
+    const std::int64_t bound = saturating_add(cost, at_least(state, bytes));
     if (bound >= below_) return;
-    const Code code = encode(state);
-    std::size_t at = code.hash() & (table_.size() - 1);
-    while (table_[at] != 0 && !(nodes_[table_[at] - 1].code == code)) at = (at + 1) & (table_.size() - 1);
+    std::size_t at = state.hash() & (table_.size() - 1);
+    while (table_[at] != 0 && !(nodes_[table_[at] - 1].state == state)) at = (at + 1) & (table_.size() - 1);
     if (table_[at] == 0) {
-      nodes_.push_back({code, cost, bytes, parent, kind, mask});
+      nodes_.push_back({state, cost, bytes, parent, kind, mask});
       table_[at] = static_cast<std::uint32_t>(nodes_.size());
       queue_.push({bound, static_cast<std::uint32_t>(nodes_.size() - 1)});
       if (2 * nodes_.size() > table_.size()) grow();
@@ -266,14 +288,14 @@ class Search {
     }
     Node& node = nodes_[table_[at] - 1];
     if (node.cost <= cost) return;
-    node = {code, cost, bytes, parent, kind, mask};
+    node = {state, cost, bytes, parent, kind, mask};
     queue_.push({bound, table_[at] - 1});
   }
 
   void grow() {
     table_.assign(2 * table_.size(), 0);
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
-      std::size_t at = nodes_[i].code.hash() & (table_.size() - 1);
+      std::size_t at = nodes_[i].state.hash() & (table_.size() - 1);
       while (table_[at] != 0) at = (at + 1) & (table_.size() - 1);
       table_[at] = static_cast<std::uint32_t>(i + 1);
     }
@@ -283,22 +305,54 @@ class Search {
 
   void expand(std::uint32_t index) {
     now_ = index;
-    state_ = decode(nodes_[index].code);
+    state_ = nodes_[index].state;
     bytes_ = nodes_[index].bytes;
+    for (std::size_t s = 0; s < slots_.size(); ++s) held_[s] = most_held(slots_[s].size, state_.slots[s], 0);
     const Mask cuts = cuts_of(state_);
     free_ = active_ & ~cuts & ~state_.partial;
-    each_subset(cuts, [&](Mask mask) { gather(mask); });
+    // A slice that ends in its final place only makes everything after it smaller: take it at once.
+    if (slice_into_place()) return;
+    const Mask settled = settled_cuts();
+    each_subset(cuts & ~settled, [&](Mask mask) { gather(mask); });
     const Mask reducible = state_.partial & ~goal_.partial;
     each_subset(reducible, [&](Mask mask) { reduce(mask); });
     for (Mask rest = free_; rest; rest &= rest - 1) slice(std::countr_zero(rest));
-    for (Mask rest = cuts; rest; rest &= rest - 1) move(std::countr_zero(rest));
-    move_groups(cuts);
+    for (Mask rest = cuts & ~settled; rest; rest &= rest - 1) move(std::countr_zero(rest));
+    move_groups(cuts & ~settled);
     permute();
     if (const Mask missing = free_ & goal_.partial; missing && reducible == 0) {
       State next = state_;
       next.partial |= missing;
       emit(next, StepKind::kEmbed, missing);
     }
+  }
+
+  // The cuts that stand where the goal has them, with nothing else before them: nobody needs to touch these.
+  Mask settled_cuts() const {
+    Mask mask = 0;
+    for (std::size_t s = 0; s < slots_.size(); ++s) {
+      const Entries& list = state_.slots[s];
+      const Entries& goal = goal_.slots[s];
+      for (std::size_t i = 0; i < std::min(list.size(), goal.size()) && list[i] == goal[i]; ++i) {
+        if (list[i] < kFirstVirtual) mask |= 1u << list[i];
+      }
+    }
+    return mask;
+  }
+
+  bool slice_into_place() {
+    for (std::size_t s = 0; s < slots_.size(); ++s) {
+      const Entries& list = state_.slots[s];
+      const Entries& goal = goal_.slots[s];
+      if (list.size() >= goal.size() || !list.begins(goal)) continue;
+      const std::uint8_t wanted = goal[list.size()];
+      if (wanted >= kFirstVirtual || !(free_ >> wanted & 1)) continue;
+      State next = state_;
+      next.slots[s].push(wanted);
+      emit(next, StepKind::kSlice, 1u << wanted);
+      return true;
+    }
+    return false;
   }
 
   template <class Fn>
@@ -311,15 +365,8 @@ class Search {
     for (Mask rest = mask; rest; rest &= rest - 1) fn(rest & -rest);
   }
 
-  bool fits(const State& state) const {
-    std::size_t length = 2 + slots_.size();
-    for (std::size_t s = 0; s < slots_.size(); ++s) length += state.slots[s].size;
-    return length <= kCodeBytes;
-  }
-
   void emit(const State& next, StepKind kind, Mask mask) {
-    if (!fits(next)) return;
-    const std::int64_t bytes = bytes_of(next);
+    const std::int64_t bytes = bytes_after(next);
     if (memory_ >= 0 && source_bytes_ + (now_ == 0 ? 0 : bytes_) + bytes > memory_) return;
     std::int64_t time = 0;
     switch (kind) {
@@ -349,8 +396,8 @@ class Search {
     State next = state_;
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       Entries& list = next.slots[s];
-      for (std::size_t i = 0; i < list.size; ++i) {
-        if (list.at[i] < kFirstVirtual && (mask >> list.at[i] & 1)) list.at[i] = virtual_entry(sizes_[list.at[i]]);
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        if (list[i] < kFirstVirtual && (mask >> list[i] & 1)) list.set(i, virtual_entry(sizes_[list[i]]));
       }
       list.cut_off_virtuals();
     }
@@ -364,13 +411,14 @@ class Search {
   void each_place(const State& base, std::size_t s, int m, Fn fn) {
     State next = base;
     Entries& list = next.slots[s];
-    for (std::size_t i = 0; i < list.size; ++i) {
-      if (list.at[i] < kFirstVirtual || count_of_entry(list.at[i]) != sizes_[m]) continue;
-      const std::uint8_t old = std::exchange(list.at[i], static_cast<std::uint8_t>(m));
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (list[i] < kFirstVirtual || count_of_entry(list[i]) != sizes_[m]) continue;
+      const std::uint8_t old = list[i];
+      list.set(i, static_cast<std::uint8_t>(m));
       fn(next);
-      list.at[i] = old;
+      list.set(i, old);
     }
-    if (list.size == kMostEntries || slots_[s].size <= 1) return;
+    if (list.full() || slots_[s].size <= 1) return;
     list.push(static_cast<std::uint8_t>(m));
     fn(next);
   }
@@ -405,7 +453,7 @@ class Search {
   }
 
   bool append(Entries& list, Mask mask) const {
-    if (list.size + std::popcount(mask) > static_cast<int>(kMostEntries)) return false;
+    if (list.size() + static_cast<std::size_t>(std::popcount(mask)) > kMostEntries) return false;
     for (Mask rest = mask; rest; rest &= rest - 1) list.push(static_cast<std::uint8_t>(std::countr_zero(rest)));
     return true;
   }
@@ -414,9 +462,9 @@ class Search {
   void append_as_goal(State& state, Mask mask) const {
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       const Entries& goal = goal_.slots[s];
-      for (std::size_t i = 0; i < goal.size; ++i) {
-        if (goal.at[i] < kFirstVirtual && (mask >> goal.at[i] & 1) && state.slots[s].size < kMostEntries) {
-          state.slots[s].push(goal.at[i]);
+      for (std::size_t i = 0; i < goal.size(); ++i) {
+        if (goal[i] < kFirstVirtual && (mask >> goal[i] & 1) && !state.slots[s].full()) {
+          state.slots[s].push(goal[i]);
         }
       }
     }
@@ -424,8 +472,8 @@ class Search {
 
   std::size_t slot_of(int m) const {
     for (std::size_t s = 0; s < slots_.size(); ++s) {
-      for (std::size_t i = 0; i < state_.slots[s].size; ++i) {
-        if (state_.slots[s].at[i] == m) return s;
+      for (std::size_t i = 0; i < state_.slots[s].size(); ++i) {
+        if (state_.slots[s][i] == m) return s;
       }
     }
     return slots_.size();
@@ -446,7 +494,7 @@ class Search {
     for (Mask rest = cuts & goal_mask_; rest; rest &= rest - 1) {
       const int m = std::countr_zero(rest);
       const Entries& goal = goal_.slots[slot_of(m)];
-      if (std::find(goal.at.begin(), goal.at.begin() + goal.size, m) == goal.at.begin() + goal.size) astray |= 1u << m;
+      if (!goal.has(static_cast<std::uint8_t>(m))) astray |= 1u << m;
     }
     if (std::popcount(astray) > 1) {
       State next = without(astray);
@@ -456,18 +504,25 @@ class Search {
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       const Entries& list = state_.slots[s];
       Mask tail = 0;
-      for (std::size_t i = list.size; i-- > 0 && list.at[i] < kFirstVirtual;) {
-        tail |= 1u << list.at[i];
-        if (i + 1 == list.size) continue;
+      for (std::size_t i = list.size(); i-- > 0 && list[i] < kFirstVirtual;) {
+        tail |= 1u << list[i];
+        if (i + 1 == list.size()) continue;
         const State base = without(tail);
         for (std::size_t t = 0; t < slots_.size(); ++t) {
-          if (t == s || base.slots[t].size + std::popcount(tail) > static_cast<int>(kMostEntries)) continue;
+          if (t == s || base.slots[t].size() + static_cast<std::size_t>(std::popcount(tail)) > kMostEntries) continue;
           State next = base;
-          for (std::size_t j = i; j < list.size; ++j) next.slots[t].push(list.at[j]);
+          for (std::size_t j = i; j < list.size(); ++j) next.slots[t].push(list[j]);
           emit(next, StepKind::kAllToAll, tail);
         }
       }
     }
+  }
+
+  static bool same_entries(const Entries& a, const Entries& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      if (!b.has(a[i])) return false;
+    }
+    return true;
   }
 
   // The pieces stay what they are and change ranks: another order, or another mesh dim of the same size.
@@ -475,29 +530,28 @@ class Search {
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       const Entries& list = state_.slots[s];
       const Entries& goal = goal_.slots[s];
-      if (list.size == goal.size && !(list == goal) &&
-          std::is_permutation(list.at.begin(), list.at.begin() + list.size, goal.at.begin())) {
+      if (list.size() == goal.size() && !(list == goal) && same_entries(list, goal)) {
         std::size_t first = 0;
-        while (list.at[first] == goal.at[first]) ++first;
+        while (list[first] == goal[first]) ++first;
         Mask mask = 0;
         bool real = true;
-        for (std::size_t i = first; i < list.size; ++i) {
-          real = real && list.at[i] < kFirstVirtual;
-          if (real) mask |= 1u << list.at[i];
+        for (std::size_t i = first; i < list.size(); ++i) {
+          real = real && list[i] < kFirstVirtual;
+          if (real) mask |= 1u << list[i];
         }
         State next = state_;
         next.slots[s] = goal;
         if (real) emit(next, StepKind::kPermute, mask);
       }
-      for (std::size_t i = 0; i < std::min(list.size, goal.size); ++i) {
-        const std::uint8_t old = list.at[i];
-        const std::uint8_t wanted = goal.at[i];
+      for (std::size_t i = 0; i < std::min(list.size(), goal.size()); ++i) {
+        const std::uint8_t old = list[i];
+        const std::uint8_t wanted = goal[i];
         if (old >= kFirstVirtual || wanted >= kFirstVirtual || !(free_ >> wanted & 1) ||
             sizes_[old] != sizes_[wanted]) {
           continue;
         }
         State next = state_;
-        next.slots[s].at[i] = wanted;
+        next.slots[s].set(i, wanted);
         emit(next, StepKind::kPermute, 1u << old | 1u << wanted);
       }
     }
@@ -505,13 +559,12 @@ class Search {
 
   // ---- back to specs
 
-  std::optional<Spec> spec_of(const Code& code) const {
-    const State state = decode(code);
+  std::optional<Spec> spec_of(const State& state) const {
     DimLayouts dims(from_.dims().size());
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       Factor factor{slots_[s].size, {}};
-      for (std::size_t i = 0; i < state.slots[s].size; ++i) {
-        const std::uint8_t entry = state.slots[s].at[i];
+      for (std::size_t i = 0; i < state.slots[s].size(); ++i) {
+        const std::uint8_t entry = state.slots[s][i];
         const std::int64_t count = count_of_entry(entry);
         if (entry < kFirstVirtual) {
           factor.cuts.push_back({entry, count});
@@ -538,7 +591,7 @@ class Search {
     Spec before = from_;
     for (std::size_t i = 0; i < path.size(); ++i) {
       const Node& node = nodes_[path[i]];
-      const auto after = i + 1 == path.size() ? std::optional(to_) : spec_of(node.code);
+      const auto after = i + 1 == path.size() ? std::optional(to_) : spec_of(node.state);
       if (!after) return std::nullopt;
       if (node.kind == StepKind::kSlice && !steps.empty() && steps.back().kind == StepKind::kSlice) {
         steps.back().after = *after;
@@ -564,6 +617,7 @@ class Search {
   InlineVec<std::int64_t, 8> virtuals_;
   Dims sizes_;
   InlineVec<Link, 4> links_;
+  Dims rounds_;
   std::int64_t element_ = 1;
   std::int64_t fastest_ = kForever;
   std::int64_t target_bytes_ = 0;
@@ -573,7 +627,6 @@ class Search {
   Mask goal_mask_ = 0;
   State start_;
   State goal_;
-  Code goal_code_;
   std::vector<std::optional<GroupCost>> groups_;
 
   std::vector<Node> nodes_;
@@ -585,6 +638,7 @@ class Search {
   std::uint32_t now_ = 0;
   State state_;
   std::int64_t bytes_ = 0;
+  std::array<std::int64_t, kMostSlots> held_ = {};
   Mask free_ = 0;
 };
 
