@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kMostSlots = 6;
 constexpr std::size_t kMostEntries = 8;
-constexpr std::size_t kMostExpanded = 1'000;
+constexpr std::size_t kMostExpanded = 400;  // then the best way known so far is taken
 constexpr std::uint8_t kFirstVirtual = 16;  // entries below are mesh dims, those from here on index virtual counts
 
 using Mask = std::uint32_t;
@@ -140,6 +140,9 @@ class Search {
       if (nodes_[index].state == goal_) return trace(index);
       expand(index);
       ++expanded;
+    }
+    for (std::uint32_t i = 1; i < nodes_.size(); ++i) {
+      if (nodes_[i].state == goal_) return trace(i);
     }
     return std::nullopt;
   }
@@ -423,9 +426,16 @@ class Search {
     fn(next);
   }
 
+  // On meshes of many dims, cuts only go where the goal has them; parking them elsewhere for a while is left to meshes
+  // where all ways can be looked at.
+  bool may_park(std::size_t s, int m) const {
+    return std::popcount(active_) <= 3 || mixed_links_ || goal_.slots[s].has(static_cast<std::uint8_t>(m));
+  }
+
   void slice(int m) {
     if (!(goal_mask_ >> m & 1) && !mixed_links_) return;
     for (std::size_t s = 0; s < slots_.size(); ++s) {
+      if (!may_park(s, m)) continue;
       each_place(state_, s, m, [&](const State& next) { emit(next, StepKind::kSlice, 1u << m); });
     }
   }
@@ -483,7 +493,7 @@ class Search {
     const std::size_t home = slot_of(m);
     const State base = without(1u << m);
     for (std::size_t s = 0; s < slots_.size(); ++s) {
-      if (s == home) continue;
+      if (s == home || !may_park(s, m)) continue;
       each_place(base, s, m, [&](const State& next) { emit(next, StepKind::kAllToAll, 1u << m); });
     }
   }
@@ -509,7 +519,9 @@ class Search {
         if (i + 1 == list.size()) continue;
         const State base = without(tail);
         for (std::size_t t = 0; t < slots_.size(); ++t) {
-          if (t == s || base.slots[t].size() + static_cast<std::size_t>(std::popcount(tail)) > kMostEntries) continue;
+          if (t == s || !may_park(t, std::countr_zero(tail)) ||
+              base.slots[t].size() + static_cast<std::size_t>(std::popcount(tail)) > kMostEntries)
+            continue;
           State next = base;
           for (std::size_t j = i; j < list.size(); ++j) next.slots[t].push(list[j]);
           emit(next, StepKind::kAllToAll, tail);
