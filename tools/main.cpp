@@ -2,12 +2,14 @@
 #include <iostream>
 
 #include "dtensor/core/error.h"
+#include "tools/plan_command.h"
 #include "tools/show_command.h"
 
 int main(int argc, char** argv) {
   CLI::App app("Distributed tensors for C++ on libtorch", "dtensor");
   app.require_subcommand(1);
   dtensor::add_show_command(app);
+  dtensor::add_plan_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

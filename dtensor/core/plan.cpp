@@ -72,7 +72,10 @@ class Planner {
       Step& step = route.steps[i];
       if (step.messages == 0) set_traffic(step);
       std::int64_t live = source_ + most_bytes(step.after);
-      if (i > 0 && step.kind != StepKind::kEmbed) live += most_bytes(step.before);
+      // A slice that another step follows is read in place, and an embedding works in place.
+      const bool in_place = i > 0 && route.steps[i - 1].kind == StepKind::kSlice;
+      if (i > 0 && step.kind != StepKind::kEmbed && !in_place) live += most_bytes(step.before);
+      if (step.kind == StepKind::kSlice && i + 1 < route.steps.size()) live = source_;
       std::int64_t needed = step.received.max;
       if (step.kind == StepKind::kAllReduce)
         needed = most_bytes(step.before);
@@ -151,17 +154,18 @@ class Planner {
 
   Volume bound_on_one_mesh(const Step& direct) const {
     if (!direct.op) return direct.received;
-    // Partial: every part but one's own of what it holds must be looked at, and what is kept by several handed round.
+    // Of every element: k parts meet in k-1 receives, and the w ranks that want it have it after w-1 more. On average
+    // over the ranks that is (k-1)/k of what they hold for a reduce-scatter, 2(k-1)/k for an all-reduce.
     const StepRoles roles = roles_of(direct);
-    std::int64_t copies = 1;
-    for (std::int64_t m : roles.everyone) copies *= from_.mesh().shape()[m];
-    const std::int64_t kept = source_ / (roles.num_parts / copies);
+    std::int64_t want = to_.mesh().size();
+    std::int64_t planes = 1;  // what stays Partial happens once for each of its parts
+    for (std::int64_t m = 0; m < to_.mesh().ndim(); ++m) {
+      if (cut_mask(to_) >> m & 1) want /= to_.mesh().shape()[m];
+      if (from_.partials()[m] && to_.partials()[m]) planes *= to_.mesh().shape()[m];
+    }
     Volume result;
-    result.max = scaled(source_, roles.num_parts - 1, roles.num_parts) + scaled(kept, copies - 1, copies);
-    std::int64_t all = scaled(from_.meta().nbytes(), from_.mesh().size(), 1);
-    for (Dims shards = from_.num_shards_per_dim(); std::int64_t count : shards) all /= count;
-    const std::int64_t all_kept = all / (roles.num_parts / copies);
-    result.total = scaled(all, roles.num_parts - 1, roles.num_parts) + scaled(all_kept, copies - 1, copies);
+    result.total = scaled(from_.meta().nbytes(), (roles.num_parts - 1 + want / planes - 1) * planes, 1);
+    result.max = ceil_div(result.total, to_.mesh().size());
     return result;
   }
 
@@ -172,7 +176,8 @@ class Planner {
     Spec middle = from_;
     if (from_.has_partial()) {
       middle = reduced_and_cut(from_);
-      if (!(middle == from_)) first = to_middle(middle);
+      first = to_middle(middle);
+      if (first.empty()) middle = from_;  // Partial on mesh dims of size 1 alone
     }
     const Step direct = direct_step(middle, to_, key_.cost);
     bound = direct.received;

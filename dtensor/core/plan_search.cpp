@@ -429,11 +429,13 @@ class Search {
   // On meshes of many dims, cuts only go where the goal has them; parking them elsewhere for a while is left to meshes
   // where all ways can be looked at.
   bool may_park(std::size_t s, int m) const {
-    return std::popcount(active_) <= 3 || mixed_links_ || goal_.slots[s].has(static_cast<std::uint8_t>(m));
+    return std::popcount(active_) <= 3 || mixed_links_ || !(goal_mask_ >> m & 1) ||
+           goal_.slots[s].has(static_cast<std::uint8_t>(m));
   }
 
   void slice(int m) {
-    if (!(goal_mask_ >> m & 1) && !mixed_links_) return;
+    // Replicas may share a reduction that is still to come, or the slow links.
+    if (!(goal_mask_ >> m & 1) && !mixed_links_ && (state_.partial & ~goal_.partial) == 0) return;
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       if (!may_park(s, m)) continue;
       each_place(state_, s, m, [&](const State& next) { emit(next, StepKind::kSlice, 1u << m); });
