@@ -118,14 +118,22 @@ class Planner {
     settle(direct);
     const bool direct_fits = fits(direct);
     const std::int64_t below = direct_fits && !key_.explain ? direct.time : kForever;
-    auto steps = search_steps(from_, to_, key_.cost, below, key_.memory);
-    if (!steps) {
-      choose(std::move(direct), {});
-      return;
+    Route sequence = find_sequence(below, key_.memory);
+    // What lies between the steps may be large. Beyond source, target and staging it must buy a quarter of the time.
+    const std::int64_t modest = source_ + most_bytes(to_) + key_.staging;
+    if (direct_fits && sequence.peak > modest && sequence.time > scaled(direct.time, 3, 4)) {
+      sequence = find_sequence(below, key_.memory < 0 ? modest : std::min(modest, key_.memory));
     }
-    Route sequence{Route::Way::kSteps, std::move(*steps), 0, 0, {}};
-    settle(sequence);
     choose(std::move(direct), std::move(sequence));
+  }
+
+  // Without steps when there is no sequence below this time and memory.
+  Route find_sequence(std::int64_t below, std::int64_t memory) const {
+    auto steps = search_steps(from_, to_, key_.cost, below, memory);
+    if (!steps) return {};
+    Route route{Route::Way::kSteps, std::move(*steps), 0, 0, {}};
+    settle(route);
+    return route;
   }
 
   // The faster one that fits; the sequence when they are equal.

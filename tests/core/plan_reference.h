@@ -82,7 +82,8 @@ inline std::vector<Move> moves_from(const Spec& spec) {
   return moves;
 }
 
-// The time of the cheapest sequence of single-dim collectives, by looking at every spec that can be reached.
+// The time of the cheapest sequence of single-dim collectives, by looking at every spec that can be reached for less
+// than `below`, 2,000 of them at most; `below` when there is none.
 inline std::int64_t cheapest(const Spec& from, const Spec& to, const CostModel& cost, std::int64_t below) {
   struct Known {
     Spec spec;
@@ -93,7 +94,7 @@ inline std::int64_t cheapest(const Spec& from, const Spec& to, const CostModel& 
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue;
   known.insert({from.to_string(), {from, 0}});
   queue.push({0, from.to_string()});
-  while (!queue.empty()) {
+  while (!queue.empty() && known.size() < 2'000) {
     const auto [time, text] = queue.top();
     queue.pop();
     if (time >= below) return below;
@@ -112,7 +113,7 @@ inline std::int64_t cheapest(const Spec& from, const Spec& to, const CostModel& 
       queue.push({next, it->first});
     }
   }
-  return kForever;
+  return below;
 }
 
 }  // namespace dtensor::reference

@@ -51,9 +51,9 @@ Spec random_spec(Random& random, const Mesh& mesh, const Dims& shape, ReduceOp o
 PlanOptions random_options(Random& random) {
   CostConstants constants;
   constants.link.message_ps = random.below(3) * 1'000'000;
-  constants.link.kib_ps = std::int64_t{1} << random.below(32);
+  constants.link.kib_ps = std::int64_t{4'096} << random.below(20);
   constants.step_ps = random.below(2) * 5'000'000;
-  if (random.chance(3)) constants.levels = {{2, {1'000, 100}}, {4, {100'000, 1'000}}};
+  if (random.chance(3)) constants.levels = {{2, {1'000, 4'096}}, {4, {100'000, 8'192}}};
   return {.cost = CostModel(constants)};
 }
 
