@@ -48,10 +48,10 @@ struct NamedLink {
 
 // Set by the user, or measured once and handed to every rank; never measured by each rank alone.
 struct CostConstants {
-  Link link;                         // what no level and no name says
-  std::vector<LinkLevel> levels;     // ascending blocks; the smallest that holds a group wins
-  std::vector<NamedLink> named;      // by the name of a mesh dim; before the levels
-  std::int64_t step_ps = 5'000'000;  // what starting any collective costs
+  Link link = {};                      // what no level and no name says
+  std::vector<LinkLevel> levels = {};  // ascending blocks; the smallest that holds a group wins
+  std::vector<NamedLink> named = {};   // by the name of a mesh dim; before the levels
+  std::int64_t step_ps = 5'000'000;    // what starting any collective costs
   std::int64_t local_step_ps = 500'000;
   std::int64_t local_kib_ps = 1'024;  // copying within a rank: 1 TB/s
   friend bool operator==(const CostConstants&, const CostConstants&) = default;
