@@ -118,11 +118,16 @@ class Planner {
     settle(direct);
     const bool direct_fits = fits(direct);
     const std::int64_t below = direct_fits && !key_.explain ? direct.time : kForever;
-    Route sequence = find_sequence(below, key_.memory);
     // What lies between the steps may be large. Beyond source, target and staging it must buy a quarter of the time.
     const std::int64_t modest = source_ + most_bytes(to_) + key_.staging;
-    if (direct_fits && sequence.peak > modest && sequence.time > scaled(direct.time, 3, 4)) {
-      sequence = find_sequence(below, key_.memory < 0 ? modest : std::min(modest, key_.memory));
+    const bool limited = key_.memory >= 0 && key_.memory <= modest;
+    Route sequence = find_sequence(below, limited ? key_.memory : modest);
+    if (!limited) {
+      const bool found = sequence.way != Route::Way::kNothing;
+      std::int64_t faster = direct_fits ? scaled(direct.time, 3, 4) : kForever;
+      if (found) faster = std::min(faster, sequence.time);
+      Route lavish = find_sequence(faster, key_.memory);
+      if (lavish.way != Route::Way::kNothing) sequence = std::move(lavish);
     }
     choose(std::move(direct), std::move(sequence));
   }

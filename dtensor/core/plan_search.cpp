@@ -13,7 +13,9 @@ namespace {
 
 constexpr std::size_t kMostSlots = 6;
 constexpr std::size_t kMostEntries = 8;
-constexpr std::size_t kMostExpanded = 400;  // then the best way known so far is taken
+// After so many expansions the best way known so far is taken; more where links differ and all ways may pay.
+constexpr std::size_t kMostExpanded = 200;
+constexpr std::size_t kMostExpandedMixed = 2'000;
 constexpr std::uint8_t kFirstVirtual = 16;  // entries below are mesh dims, those from here on index virtual counts
 
 using Mask = std::uint32_t;
@@ -132,7 +134,7 @@ class Search {
     nodes_.reserve(256);
     reach(start_, source_bytes_, 0, 0, StepKind::kSlice, 0);
     std::size_t expanded = 0;
-    while (!queue_.empty() && expanded < kMostExpanded) {
+    while (!queue_.empty() && expanded < (mixed_links_ ? kMostExpandedMixed : kMostExpanded)) {
       const std::uint32_t index = queue_.top().second;
       queue_.pop();
       if (nodes_[index].closed) continue;
@@ -426,11 +428,9 @@ class Search {
     fn(next);
   }
 
-  // On meshes of many dims, cuts only go where the goal has them; parking them elsewhere for a while is left to meshes
-  // where all ways can be looked at.
+  // Cuts only go where the goal has them; parking them elsewhere for a while pays only where links differ.
   bool may_park(std::size_t s, int m) const {
-    return std::popcount(active_) <= 3 || mixed_links_ || !(goal_mask_ >> m & 1) ||
-           goal_.slots[s].has(static_cast<std::uint8_t>(m));
+    return mixed_links_ || !(goal_mask_ >> m & 1) || goal_.slots[s].has(static_cast<std::uint8_t>(m));
   }
 
   void slice(int m) {
