@@ -122,7 +122,9 @@ class Planner {
     const std::int64_t modest = source_ + most_bytes(to_) + key_.staging;
     const bool limited = key_.memory >= 0 && key_.memory <= modest;
     Route sequence = find_sequence(below, limited ? key_.memory : modest);
-    if (!limited) {
+    // Two whole tensors are the most that can lie between: where those fit, the limit has changed nothing.
+    const bool small = saturating_add(source_, scaled(from_.meta().nbytes(), 2, 1)) <= modest;
+    if (!limited && !small) {
       const bool found = sequence.way != Route::Way::kNothing;
       std::int64_t faster = direct_fits ? scaled(direct.time, 3, 4) : kForever;
       if (found) faster = std::min(faster, sequence.time);
