@@ -54,7 +54,7 @@ fuzz:
 bench:
 	@bash cmake/setup.sh core bench
 	@cmake -S . -B build/bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DDTENSOR_TORCH=OFF -DDTENSOR_BENCH=ON; \
-	cmake --build build/bench -j $(JOBS); build/bench/bench/bench_core
+	cmake --build build/bench -j $(JOBS); for name in core plan; do build/bench/bench/bench_$$name; done
 
 lint:
 	@bash cmake/setup.sh lint

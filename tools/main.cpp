@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "dtensor/core/error.h"
+#include "tools/plan_command.h"
 #include "tools/run_command.h"
 #include "tools/show_command.h"
 
@@ -9,6 +10,7 @@ int main(int argc, char** argv) {
   CLI::App app("Distributed tensors for C++ on libtorch", "dtensor");
   app.require_subcommand(1);
   dtensor::add_show_command(app);
+  dtensor::add_plan_command(app);
   dtensor::add_run_command(app);
   try {
     app.parse(argc, argv);

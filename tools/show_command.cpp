@@ -15,6 +15,7 @@
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 #include "dtensor/debug/draw.h"
+#include "tools/tensor_text.h"
 
 namespace dtensor {
 namespace {
@@ -28,14 +29,6 @@ struct ShowOptions {
   std::string color = "auto";
   bool json = false;
 };
-
-// `7x5` is a shape of floats; everything else must be a tensor's full text.
-std::string tensor_text(const std::string& given) {
-  if (given.empty() || given[0] < '0' || given[0] > '9') return given;
-  std::string text = "f32[" + given + "]";
-  std::replace(text.begin(), text.end(), 'x', ',');
-  return text;
-}
 
 Spec read_spec(const ShowOptions& options) {
   if (!options.spec.empty()) return Spec::parse(options.spec);

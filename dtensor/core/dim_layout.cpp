@@ -64,12 +64,14 @@ void add_intervals(Interval piece, std::span<const Cut> cuts, const Dims& coordi
   }
 }
 
-// Virtual cuts that change nothing: into one piece, or with nothing cut after them.
+// Virtual cuts that change nothing: into one piece, or with nothing cut after them. Into more pieces than there are
+// elements is into one piece each.
 Factor drop_idle_virtuals(const Factor& factor) {
   Factor result{factor.size, {}};
   bool cut_after = false;
   for (std::size_t i = factor.cuts.size(); i-- > 0;) {
-    const Cut& cut = factor.cuts[i];
+    Cut cut = factor.cuts[i];
+    if (cut.is_virtual()) cut.count = std::clamp<std::int64_t>(factor.size, 1, cut.count);
     if (!cut.is_virtual()) {
       cut_after = cut_after || cut.count > 1;
     } else if (cut.count == 1 || !cut_after) {

@@ -1,31 +1,14 @@
 // The command as a person runs it: what it prints, and with which exit code.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/tools/run_tool.h"
+
 namespace {
-
-struct Outcome {
-  int code;
-  std::string output;  // both streams
-};
-
-Outcome run(const std::string& arguments) {
-  const std::string command = std::string(DTENSOR_TOOL) + " " + arguments + " 2>&1";
-  FILE* pipe = popen(command.c_str(), "r");
-  if (!pipe) return {-1, "popen failed"};
-  Outcome outcome{0, {}};
-  char buffer[4096];
-  while (const std::size_t n = fread(buffer, 1, sizeof buffer, pipe)) outcome.output.append(buffer, n);
-  const int status = pclose(pipe);
-  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return outcome;
-}
 
 TEST(Show, DrawsWhoHoldsWhat) {
   const Outcome got = run("show --mesh dp=2,tp=3 --tensor 7x5 --placements 'S(0),S(1)'");

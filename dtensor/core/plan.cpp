@@ -1,0 +1,317 @@
+#include "dtensor/core/plan.h"
+
+#include <algorithm>
+
+#include "dtensor/core/hash.h"
+#include "dtensor/core/plan_impl.h"
+#include "dtensor/core/text.h"
+
+namespace dtensor {
+namespace {
+
+constexpr std::int64_t kLeastStaging = 64 << 10;
+
+InternTable<PlanKey, PlanData>& plan_table() {
+  static auto* table = new InternTable<PlanKey, PlanData>(16'384);  // never destroyed: handles may outlive main
+  return *table;
+}
+
+// The target before its new Partials are filled in: Replicate there.
+Spec before_embedding(const Spec& from, const Spec& to) {
+  Partials partials = to.partials();
+  bool embeds = false;
+  for (std::int64_t m = 0; m < to.mesh().ndim(); ++m) {
+    if (!partials[m] || from.partials()[m] || to.mesh().shape()[m] == 1) continue;
+    partials[m].reset();
+    embeds = true;
+  }
+  return embeds ? expect_spec(Spec::from_dims(to.meta(), to.mesh(), to.dims(), partials), "plan") : to;
+}
+
+// Everything reduced, and cut by the mesh dims that were Partial, on the tensor dim that is largest on a rank: the
+// fewest bytes that a Partial can leave its mesh with.
+Spec reduced_and_cut(const Spec& from) {
+  const Dims shape = from.local_shape(Dims(static_cast<std::size_t>(from.mesh().ndim())));
+  DimLayouts dims = from.dims();
+  if (!shape.empty()) {
+    const auto widest = static_cast<std::size_t>(std::max_element(shape.begin(), shape.end()) - shape.begin());
+    for (std::int64_t m = 0; m < from.mesh().ndim() && shape[widest] > 1; ++m) {
+      if (from.partials()[m]) {
+        dims[widest].back().cuts.push_back({static_cast<std::int32_t>(m), from.mesh().shape()[m]});
+      }
+    }
+  }
+  return expect_spec(Spec::from_dims(from.meta(), from.mesh(), dims, Partials(from.partials().size())), "plan");
+}
+
+class Planner {
+ public:
+  explicit Planner(const PlanKey& key) : key_(key), from_(key.from), to_(key.to), source_(most_bytes(from_)) {}
+
+  Route best;
+  std::vector<Route> rejected;
+  Volume bound;
+  bool exact = true;
+
+  void plan() {
+    if (from_.mesh() == to_.mesh()) {
+      plan_on_one_mesh();
+    } else {
+      plan_across();
+    }
+  }
+
+ private:
+  bool fits(const Route& route) const { return key_.memory < 0 || route.peak <= key_.memory; }
+
+  // Bytes, chunks, time and memory of every step, then of all.
+  void settle(Route& route) const {
+    route.time = 0;
+    route.peak = source_;
+    for (std::size_t i = 0; i < route.steps.size(); ++i) {
+      Step& step = route.steps[i];
+      if (step.messages == 0) set_traffic(step);
+      std::int64_t live = source_ + most_bytes(step.after);
+      // A slice that another step follows is read in place, and an embedding works in place.
+      const bool in_place = i > 0 && route.steps[i - 1].kind == StepKind::kSlice;
+      if (i > 0 && step.kind != StepKind::kEmbed && !in_place) live += most_bytes(step.before);
+      if (step.kind == StepKind::kSlice && i + 1 < route.steps.size()) live = source_;
+      std::int64_t needed = step.received.max;
+      if (step.kind == StepKind::kAllReduce)
+        needed = most_bytes(step.before);
+      else if (step.kind != StepKind::kAllGather)
+        needed += step.sent.max;
+      std::int64_t room = key_.staging;
+      if (key_.memory >= 0) room = std::min(room, key_.memory - live);
+      room = std::max(room, kLeastStaging);
+      step.staging = std::min(needed, room);
+      step.chunks = std::max<std::int64_t>(1, ceil_div(needed, room));
+      step.time = saturating_add(time_of(step, key_.cost), scaled(step.chunks - 1, key_.cost.constants().step_ps, 1));
+      route.time = saturating_add(route.time, step.time);
+      route.peak = std::max(route.peak, live + step.staging);
+    }
+  }
+
+  void plan_on_one_mesh() {
+    if (same_boxes(from_, to_)) {
+      best = {Route::Way::kNothing, {}, 0, source_, {}};
+      return;
+    }
+    if (from_.meta().numel() == 0) {
+      best = {Route::Way::kSteps, {{StepKind::kSlice, {}, from_, to_}}, 0, 0, {}};
+      settle(best);
+      return;
+    }
+    const Spec ready = before_embedding(from_, to_);
+    Route direct{Route::Way::kDirect, {direct_step(from_, ready, key_.cost)}, 0, 0, {}};
+    Step& exchange = direct.steps[0];
+    exact = all_counted(from_, ready);
+    bound = bound_on_one_mesh(exchange);
+    if (exchange.received.total == 0 && exact && !exchange.op) {
+      exchange.kind = StepKind::kSlice;
+      exchange.mesh_dims.clear();
+      exchange.messages = 0;
+      direct.way = Route::Way::kSteps;
+      if (same_boxes(from_, ready)) direct.steps.clear();
+    }
+    if (!(ready == to_)) direct.steps.push_back({StepKind::kEmbed, {}, direct.steps.empty() ? from_ : ready, to_});
+    settle(direct);
+    const bool direct_fits = fits(direct);
+    const std::int64_t below = direct_fits && !key_.explain ? direct.time : kForever;
+    // What lies between the steps may be large. Beyond source, target and staging it must buy a quarter of the time.
+    const std::int64_t modest = source_ + most_bytes(to_) + key_.staging;
+    const bool limited = key_.memory >= 0 && key_.memory <= modest;
+    Route sequence = find_sequence(below, limited ? key_.memory : modest);
+    // Two whole tensors are the most that can lie between: where those fit, the limit has changed nothing.
+    const bool small = saturating_add(source_, scaled(from_.meta().nbytes(), 2, 1)) <= modest;
+    if (!limited && !small) {
+      const bool found = sequence.way != Route::Way::kNothing;
+      std::int64_t faster = direct_fits ? scaled(direct.time, 3, 4) : kForever;
+      if (found) faster = std::min(faster, sequence.time);
+      Route lavish = find_sequence(faster, key_.memory);
+      if (lavish.way != Route::Way::kNothing) sequence = std::move(lavish);
+    }
+    choose(std::move(direct), std::move(sequence));
+  }
+
+  // Without steps when there is no sequence below this time and memory.
+  Route find_sequence(std::int64_t below, std::int64_t memory) const {
+    auto steps = search_steps(from_, to_, key_.cost, below, memory);
+    if (!steps) return {};
+    Route route{Route::Way::kSteps, std::move(*steps), 0, 0, {}};
+    settle(route);
+    return route;
+  }
+
+  // The faster one that fits; the sequence when they are equal.
+  void choose(Route direct, Route sequence) {
+    const bool found = sequence.way != Route::Way::kNothing;
+    const bool sequence_wins = found && fits(sequence) && (!fits(direct) || sequence.time <= direct.time);
+    if (!sequence_wins && !fits(direct)) refuse_memory(direct);
+    Route& loser = sequence_wins ? direct : sequence;
+    best = std::move(sequence_wins ? sequence : direct);
+    if (!sequence_wins && !found) {
+      loser.way = Route::Way::kSteps;
+      loser.refused = "no sequence of collectives is faster";
+    } else if (!fits(loser)) {
+      loser.refused = "needs " + bytes_text(loser.peak) + " of memory, more than " + bytes_text(key_.memory);
+    } else {
+      loser.refused = "slower: " + time_text(loser.time);
+    }
+    rejected.push_back(std::move(loser));
+  }
+
+  [[noreturn]] void refuse_memory(const Route& least) const {
+    fail_invalid("plan", {.what = "the memory limit is below what is possible",
+                          .got = bytes_text(key_.memory) + " from " + from_.to_string() + " to " + to_.to_string(),
+                          .expected = std::to_string(least.peak) + " bytes or more"});
+  }
+
+  Volume bound_on_one_mesh(const Step& direct) const {
+    if (!direct.op) return direct.received;
+    // Of every element: k parts meet in k-1 receives, and the w ranks that want it have it after w-1 more. On average
+    // over the ranks that is (k-1)/k of what they hold for a reduce-scatter, 2(k-1)/k for an all-reduce.
+    const StepRoles roles = roles_of(direct);
+    std::int64_t want = to_.mesh().size();
+    std::int64_t planes = 1;  // what stays Partial happens once for each of its parts
+    for (std::int64_t m = 0; m < to_.mesh().ndim(); ++m) {
+      if (cut_mask(to_) >> m & 1) want /= to_.mesh().shape()[m];
+      if (from_.partials()[m] && to_.partials()[m]) planes *= to_.mesh().shape()[m];
+    }
+    Volume result;
+    result.total = scaled(from_.meta().nbytes(), (roles.num_parts - 1 + want / planes - 1) * planes, 1);
+    result.max = ceil_div(result.total, to_.mesh().size());
+    return result;
+  }
+
+  // ---- two meshes
+
+  void plan_across() {
+    std::vector<Step> first;
+    Spec middle = from_;
+    if (from_.has_partial()) {
+      middle = reduced_and_cut(from_);
+      first = to_middle(middle);
+      if (first.empty()) middle = from_;  // Partial on mesh dims of size 1 alone
+    }
+    const Step direct = direct_step(middle, to_, key_.cost);
+    bound = direct.received;
+    Route exchange{Route::Way::kDirect, first, 0, 0, {}};
+    exchange.steps.push_back(direct);
+    exact = all_counted(middle, to_);
+    if (direct.received.total == 0 && exact) {
+      exchange.steps.back().kind = StepKind::kSlice;
+      exchange.way = Route::Way::kSteps;
+    }
+    settle(exchange);
+    const StepRoles roles = roles_of(direct);
+    if (roles.num_takers <= roles.num_holders || exchange.way == Route::Way::kSteps) {
+      if (!fits(exchange)) refuse_memory(exchange);
+      best = std::move(exchange);
+      return;
+    }
+    Route broadcast{Route::Way::kBroadcast, first, 0, 0, {}};
+    broadcast.steps.push_back({StepKind::kBroadcast, {}, middle, to_});
+    settle(broadcast);
+    choose(std::move(exchange), std::move(broadcast));
+  }
+
+  std::vector<Step> to_middle(const Spec& middle) const {
+    if (auto steps = search_steps(from_, middle, key_.cost, kForever, key_.memory)) return std::move(*steps);
+    return {direct_step(from_, middle, key_.cost)};
+  }
+
+  const PlanKey& key_;
+  const Spec& from_;
+  const Spec& to_;
+  const std::int64_t source_;
+};
+
+std::optional<std::string> partial_reason(const Spec& from, const Spec& to) {
+  for (std::int64_t m = 0; m < to.mesh().ndim(); ++m) {
+    const auto op = to.partials()[m];
+    if (!op || to.mesh().shape()[m] == 1 || from.partials()[m] == op) continue;
+    const std::string where = " on mesh dim " + std::to_string(m);
+    if (from.partials()[m]) {
+      return "a Partial cannot turn into one of another reduction" + where;
+    }
+    if (!from.placements()[m].is_replicate()) return "a Shard cannot turn into a Partial" + where;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool is_local(StepKind kind) { return kind == StepKind::kSlice || kind == StepKind::kEmbed; }
+
+std::optional<std::string> why_not(const Spec& from, const Spec& to) {
+  if (!(from.meta().shape() == to.meta().shape())) return "the tensors have different shapes";
+  if (from.meta().dtype() != to.meta().dtype()) return "the tensors have different types";
+  if (from.mesh() == to.mesh()) return partial_reason(from, to);
+  if (from.mesh().rows() != 1 || to.mesh().rows() != 1) {
+    return "between two meshes, each must be one row of ranks";
+  }
+  for (std::int64_t m = 0; m < to.mesh().ndim(); ++m) {
+    if (to.partials()[m] && to.mesh().shape()[m] > 1) return "a Partial target on another mesh";
+  }
+  return std::nullopt;
+}
+
+std::size_t PlanKey::hash() const {
+  Hasher hasher;
+  hasher.add(from.hash());
+  hasher.add(to.hash());
+  hasher.add(cost.hash());
+  hasher.add(static_cast<std::uint64_t>(memory));
+  hasher.add(static_cast<std::uint64_t>(staging) * 2 + (explain ? 1 : 0));
+  return hasher.value();
+}
+
+PlanData::PlanData(const PlanKey& key) : key_(key) {
+  Planner planner(key_);
+  planner.plan();
+  route_ = std::move(planner.best);
+  rejected_ = std::move(planner.rejected);
+  received_bound_ = planner.bound;
+  memory_bound_ = most_bytes(key.from) + most_bytes(key.to);
+  exact_ = planner.exact;
+}
+
+Plan make_plan(const Spec& from, const Spec& to, const PlanOptions& options) {
+  const PlanKey key{from, to, options.cost, options.memory.value_or(-1), options.staging, options.explain};
+  const std::size_t hash = key.hash();
+  if (auto known = plan_table().find(hash, [&](const PlanData& data) { return data.key() == key; })) {
+    return Plan(std::move(known));
+  }
+  if (const auto reason = why_not(from, to)) {
+    fail_invalid("plan", {.what = *reason,
+                          .got = "from " + from.to_string() + " to " + to.to_string(),
+                          .expected = "one tensor; Partial only where the source is Replicate or equally Partial"});
+  }
+  if (key.staging < 1 || (options.memory && *options.memory < 0)) {
+    fail_invalid("plan", {.what = "a limit is not positive",
+                          .got = std::to_string(options.memory.value_or(key.staging)),
+                          .expected = "bytes of memory and of staging"});
+  }
+  return Plan(plan_table().intern(key, hash));
+}
+
+InternStats plan_cache_stats() { return plan_table().stats(); }
+
+Volume Plan::received() const {
+  Volume sum;
+  for (const Step& step : steps()) {
+    sum = {saturating_add(sum.max, step.received.max), saturating_add(sum.total, step.received.total)};
+  }
+  return sum;
+}
+
+Volume Plan::sent() const {
+  Volume sum;
+  for (const Step& step : steps()) {
+    sum = {saturating_add(sum.max, step.sent.max), saturating_add(sum.total, step.sent.total)};
+  }
+  return sum;
+}
+
+}  // namespace dtensor
