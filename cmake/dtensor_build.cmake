@@ -20,6 +20,10 @@ if(DTENSOR_SANITIZE)
   add_link_options(-fsanitize=${DTENSOR_SANITIZE})
 endif()
 
+if(DTENSOR_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)  # what libFuzzer looks at to find new paths
+endif()
+
 # Warnings are errors in our own code, never in what we include.
 function(dtensor_strict target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
