@@ -513,7 +513,8 @@ MeshDims changed_dims(const Spec& from, const Spec& to) {
 void set_reduction(Step& step) {
   for (std::int64_t m = 0; m < step.before.mesh().ndim(); ++m) {
     const auto op = step.before.partials()[m];
-    if (!op || step.after.partials()[m] || step.before.mesh().shape()[m] == 1) continue;
+    // Across meshes only mesh dims of size 1 are still Partial, and the target has dims of its own.
+    if (!op || step.before.mesh().shape()[m] == 1 || step.after.partials()[m]) continue;
     const bool average = *op == ReduceOp::kAvg;
     step.op = average ? ReduceOp::kSum : *op;
     if (average) step.divisor *= step.before.mesh().shape()[m];
