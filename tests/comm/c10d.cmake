@@ -5,7 +5,7 @@ dtensor_strict(c10d_rank)
 get_target_property(DTENSOR_COMM_BINARY_DIR dtensor_comm BINARY_DIR)
 set_source_files_properties(c10d_adopt.cpp PROPERTIES INCLUDE_DIRECTORIES ${DTENSOR_COMM_BINARY_DIR}/gloo_headers)
 
-comm_test(c10d SOURCES c10d_test.cpp c10d_processes.cpp)
+comm_test(c10d PROCESSES SOURCES c10d_test.cpp c10d_processes.cpp)
 target_compile_definitions(test_comm_c10d PRIVATE C10D_RANK="$<TARGET_FILE:c10d_rank>")
 add_dependencies(test_comm_c10d c10d_rank)
 

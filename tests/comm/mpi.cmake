@@ -10,7 +10,7 @@ if(DTENSOR_HAS_MPI)
   target_link_libraries(mpi_ranks PRIVATE comm_contract MPI::MPI_CXX)
   dtensor_strict(mpi_ranks)
 
-  comm_test(mpi SOURCES mpi_test.cpp TIMEOUT 180)
+  comm_test(mpi PROCESSES SOURCES mpi_test.cpp TIMEOUT 180)
   add_dependencies(test_comm_mpi mpi_ranks)
   target_compile_definitions(test_comm_mpi PRIVATE DTENSOR_MPIRUN="${MPIEXEC_EXECUTABLE}"
                                                    DTENSOR_MPI_RANKS="$<TARGET_FILE:mpi_ranks>")

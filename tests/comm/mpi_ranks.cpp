@@ -111,7 +111,7 @@ void missing(Transport& transport) {
   const auto start = std::chrono::steady_clock::now();
   say_error(transport, [&] { group->all_reduce(ones(4), ReduceOp::kSum)->wait(); });
   const auto took = std::chrono::steady_clock::now() - start;
-  require(took > milliseconds(600) && took < milliseconds(1700), "the timeout took too long or too little");
+  require(took > milliseconds(600) && took < milliseconds(10'000), "the timeout took too long or too little");
   say_error(transport, [&] { group->barrier(); });
 }
 
