@@ -42,6 +42,8 @@ class Communicator {
   const std::vector<std::int64_t>& ranks() const noexcept { return ranks_; }
   // As it stands in errors: `threads group "tp" {0,2}`.
   std::string describe() const;
+  // Can the members read each other's memory? Then who knows an address may copy from it, between two collectives.
+  virtual bool shares_memory() const noexcept { return false; }
 
   virtual WorkPtr all_reduce(const at::Tensor& buffer, ReduceOp op) = 0;
   // output = the members' inputs one after the other; counts[r] elements come from rank r.

@@ -126,6 +126,7 @@ class ThreadCommunicator : public Communicator {
     return work(group_->post_pair(from, rank(), std::move(post)));
   }
   WorkPtr barrier() override { return issue({}); }
+  bool shares_memory() const noexcept override { return true; }
 
  private:
   WorkPtr issue(Post post) {

@@ -63,7 +63,7 @@ TransportPtr make_transport(const std::string& backend, const LaunchEnvironment&
 
 }  // namespace
 
-class World::Impl {
+class World::Impl : public RankContext {
  public:
   Impl(TransportPtr transport, std::int64_t rank, std::int64_t size, const WorldOptions& options)
       : rank_(rank), size_(size), options_(options), exceptions_(std::uncaught_exceptions()) {
@@ -73,7 +73,9 @@ class World::Impl {
     }
   }
 
-  ~Impl() {
+  ~Impl() override { drop_parts(); }
+
+  void end() noexcept {
     try {
       leave(std::uncaught_exceptions() > exceptions_ ? "an exception ended it" : "");
     } catch (const std::exception&) {
@@ -211,19 +213,25 @@ World World::from_env(const WorldOptions& options) {
 }
 
 World::World(TransportPtr transport, const WorldOptions& options)
-    : impl_(std::make_unique<Impl>(transport, transport->rank(), transport->size(), options)) {}
+    : impl_(std::make_shared<Impl>(transport, transport->rank(), transport->size(), options)) {}
 
 World::World(std::int64_t rank, std::int64_t size, const WorldOptions& options) {
   if (rank < 0 || rank >= size) {
     fail_invalid("World",
                  {.what = "the rank is not in the world", .got = std::to_string(rank) + " of " + std::to_string(size)});
   }
-  impl_ = std::make_unique<Impl>(nullptr, rank, size, options);
+  impl_ = std::make_shared<Impl>(nullptr, rank, size, options);
 }
 
 World::World(World&&) noexcept = default;
-World& World::operator=(World&&) noexcept = default;
-World::~World() = default;
+World& World::operator=(World&& other) noexcept {
+  if (impl_ && impl_ != other.impl_) impl_->end();
+  impl_ = std::move(other.impl_);
+  return *this;
+}
+World::~World() {
+  if (impl_) impl_->end();
+}
 
 std::int64_t World::rank() const noexcept { return impl_->rank(); }
 std::int64_t World::size() const noexcept { return impl_->size(); }
@@ -288,9 +296,20 @@ DeviceMesh init_device_mesh(World& world, c10::DeviceType device, const Mesh& me
                       .expected = "one process per GPU",
                       .advice = "dtensor run --backend nccl"});
   }
-  DeviceMesh result(mesh, cuda ? DeviceKind::kCuda : DeviceKind::kCpu, world.rank(), world.size());
+  DeviceMesh result(mesh, cuda ? DeviceKind::kCuda : DeviceKind::kCpu, world.rank(), world.size(), world.impl_);
   for (const auto& [dim, wanted] : options) world.set_options(mesh, dim, wanted);
   return result;
+}
+
+CommunicatorPtr group_of(const DeviceMesh& mesh, const Ranks& ranks, const std::string& name) {
+  auto* world = dynamic_cast<World::Impl*>(mesh.context().get());
+  if (!world) {
+    fail_invalid("group_of", {.what = "the mesh belongs to no world, so nothing can be sent over it",
+                              .got = mesh.to_string(),
+                              .advice = "init_device_mesh(world, device, mesh)"});
+  }
+  check_group_ranks(ranks, world->rank(), world->size());
+  return world->group_of(ranks, name);
 }
 
 }  // namespace dtensor

@@ -72,8 +72,12 @@ class World {
   void leave(const std::string& why = {});
 
  private:
+  friend DeviceMesh init_device_mesh(World& world, c10::DeviceType device, const Mesh& mesh,
+                                     const MeshOptions& options);
+  friend CommunicatorPtr group_of(const DeviceMesh& mesh, const std::vector<std::int64_t>& ranks,
+                                  const std::string& name);
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  // meshes keep it too; what they find there after ~World has left
 };
 
 // Runs `body` as ranks 0 … n-1, each on its own thread of this process, and returns when all have ended. A rank that
@@ -87,5 +91,8 @@ void run_ranks(std::int64_t n, const std::function<void(World&)>& body, const Wo
 DeviceMesh init_device_mesh(World& world, c10::DeviceType device, const Dims& shape,
                             const std::vector<std::string>& names = {}, const MeshOptions& options = {});
 DeviceMesh init_device_mesh(World& world, c10::DeviceType device, const Mesh& mesh, const MeshOptions& options = {});
+
+// World::group_of, of the world that the mesh was made in.
+CommunicatorPtr group_of(const DeviceMesh& mesh, const std::vector<std::int64_t>& ranks, const std::string& name);
 
 }  // namespace dtensor

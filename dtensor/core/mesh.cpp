@@ -466,8 +466,9 @@ InternStats mesh_intern_stats() { return mesh_table().stats(); }
 
 std::string_view device_name(DeviceKind device) { return device == DeviceKind::kCpu ? "cpu" : "cuda"; }
 
-DeviceMesh::DeviceMesh(Mesh mesh, DeviceKind device, std::int64_t rank, std::int64_t world_size)
-    : Mesh(std::move(mesh)), device_(device), rank_(rank), world_size_(world_size) {
+DeviceMesh::DeviceMesh(Mesh mesh, DeviceKind device, std::int64_t rank, std::int64_t world_size,
+                       std::shared_ptr<RankContext> context)
+    : Mesh(std::move(mesh)), device_(device), rank_(rank), world_size_(world_size), context_(std::move(context)) {
   if (rank < 0 || rank >= world_size) {
     fail_invalid("device_mesh", {.what = "my rank is not in the world",
                                  .got = "rank " + std::to_string(rank) + " of " + std::to_string(world_size),

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include "dtensor/core/inline_vec.h"
 #include "dtensor/core/intern.h"
 #include "dtensor/core/layout.h"
+#include "dtensor/core/rank_context.h"
 
 namespace dtensor {
 
@@ -106,12 +108,16 @@ std::string_view device_name(DeviceKind device);
 // nowhere else, so threads can be ranks. Equality is the mesh's and the device's: the same on all ranks.
 class DeviceMesh : public Mesh {
  public:
-  // Every rank of the mesh must be in the world; this rank need not be in the mesh.
-  DeviceMesh(Mesh mesh, DeviceKind device, std::int64_t rank, std::int64_t world_size);
+  // Every rank of the mesh must be in the world; this rank need not be in the mesh. Without a context nothing can be
+  // sent over it.
+  DeviceMesh(Mesh mesh, DeviceKind device, std::int64_t rank, std::int64_t world_size,
+             std::shared_ptr<RankContext> context = nullptr);
 
   DeviceKind device() const noexcept { return device_; }
   std::int64_t rank() const noexcept { return rank_; }
   std::int64_t world_size() const noexcept { return world_size_; }
+  // What this rank has beside its meshes; null when the mesh belongs to no world.
+  const std::shared_ptr<RankContext>& context() const noexcept { return context_; }
 
   using Mesh::coordinate;
   const std::optional<Dims>& coordinate() const noexcept { return coordinate_; }
@@ -143,12 +149,13 @@ class DeviceMesh : public Mesh {
   }
 
  private:
-  DeviceMesh with(Mesh mesh) const { return DeviceMesh(std::move(mesh), device_, rank_, world_size_); }
+  DeviceMesh with(Mesh mesh) const { return DeviceMesh(std::move(mesh), device_, rank_, world_size_, context_); }
 
   DeviceKind device_;
   std::int64_t rank_;
   std::int64_t world_size_;
   std::optional<Dims> coordinate_;
+  std::shared_ptr<RankContext> context_;
 };
 
 }  // namespace dtensor

@@ -140,6 +140,7 @@ class Plan {
   Route::Way way() const noexcept { return data_->route_.way; }
   const std::vector<Route>& rejected() const noexcept { return data_->rejected_; }
   std::string to_string() const;
+  std::size_t hash() const noexcept { return data_.hash(); }
 
   friend bool operator==(const Plan& a, const Plan& b) noexcept { return a.data_ == b.data_; }
 

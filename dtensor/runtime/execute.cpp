@@ -1,0 +1,323 @@
+#include "dtensor/runtime/execute.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
+
+#include <utility>
+
+#include "dtensor/comm/reduce.h"
+#include "dtensor/core/error.h"
+#include "dtensor/core/text.h"
+#include "dtensor/runtime/identity.h"
+#include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/program_impl.h"
+
+namespace dtensor {
+namespace {
+
+at::IntArrayRef as_array(const Dims& dims) { return {dims.data(), dims.size()}; }
+
+// All elements of a dense tensor in the order of its memory.
+at::Tensor flat(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return tensor;
+  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
+
+char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.data_ptr()); }
+
+void play_copies(const Copies& copies, const at::Tensor& from, const at::Tensor& to) {
+  if (copies.empty()) return;
+  if (from.device().is_cpu()) {
+    play(copies, from.data_ptr(), to.data_ptr(), static_cast<std::int64_t>(from.element_size()));
+    return;
+  }
+  for (const Copy& copy : copies) {
+    Dims sizes, from_strides, to_strides;
+    for (const Copy::Dim& dim : copy.dims) {
+      sizes.push_back(dim.size);
+      from_strides.push_back(dim.from);
+      to_strides.push_back(dim.to);
+    }
+    to.as_strided(as_array(sizes), as_array(to_strides), to.storage_offset() + copy.to)
+        .copy_(from.as_strided(as_array(sizes), as_array(from_strides), from.storage_offset() + copy.from));
+  }
+}
+
+// out = a op b, both rounded to their type once per step; only where reduce_parts cannot go.
+at::Tensor combine(ReduceOp op, const at::Tensor& a, const at::Tensor& b) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg:
+      return a.add(b);
+    case ReduceOp::kProduct:
+      return a.mul(b);
+    case ReduceOp::kMin:
+      return a.minimum(b);
+    case ReduceOp::kMax:
+      return a.maximum(b);
+    case ReduceOp::kAnd:
+      return a.bitwise_and(b);
+    case ReduceOp::kOr:
+      return a.bitwise_or(b);
+    case ReduceOp::kXor:
+      return a.bitwise_xor(b);
+  }
+  return a;
+}
+
+void meet(const ScheduledCall::Meeting& meeting, ReduceOp op, const at::Tensor& buffer) {
+  if (meeting.count == 0) return;
+  if (buffer.device().is_cpu()) {
+    std::vector<const void*> parts;
+    for (const std::int64_t at : meeting.parts) parts.push_back(bytes_of(buffer) + at * buffer.element_size());
+    reduce_parts(op, buffer.scalar_type(), const_cast<void*>(parts[0]), parts, meeting.count);
+    return;
+  }
+  const auto part = [&](std::int64_t at) { return buffer.narrow(0, at, meeting.count); };
+  // Half types are added in float, and averages of them divided there, so that neither overflows on the way.
+  const bool half = buffer.element_size() == 2 && c10::isFloatingType(buffer.scalar_type());
+  const auto type = half ? c10::ScalarType::Float : buffer.scalar_type();
+  at::Tensor sum = part(meeting.parts[0]).to(type);
+  for (std::size_t i = 1; i < meeting.parts.size(); ++i) sum = combine(op, sum, part(meeting.parts[i]).to(type));
+  if (op == ReduceOp::kAvg) sum = sum.div(static_cast<std::int64_t>(meeting.parts.size()));
+  part(meeting.parts[0]).copy_(sum);
+}
+
+// What a read takes, given where the members' local tensors begin.
+void play_read(const ScheduledRead& read, std::optional<ReduceOp> op, const std::int64_t* addresses,
+               const at::Tensor& out) {
+  const auto size = static_cast<std::int64_t>(out.element_size());
+  const auto base = [&](std::int64_t member) {
+    return reinterpret_cast<const char*>(static_cast<std::uintptr_t>(addresses[member]));
+  };
+  if (read.members.size() == 1) {
+    play(read.copies, base(read.members[0]), out.data_ptr(), size);
+    return;
+  }
+  std::vector<const void*> parts(read.members.size());
+  for (const Copy& copy : read.copies) {
+    for_each_run(copy, [&](std::int64_t from, std::int64_t to, std::int64_t n) {
+      for (std::size_t i = 0; i < parts.size(); ++i) parts[i] = base(read.members[i]) + from * size;
+      reduce_parts(*op, out.scalar_type(), bytes_of(out) + to * size, parts, n);
+    });
+  }
+}
+
+bool lies_as(const at::Tensor& tensor, const Dims& stride) {
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1 && tensor.stride(d) != stride[static_cast<std::size_t>(d)]) return false;
+  }
+  return true;
+}
+
+void check_local(const Program& program, const at::Tensor& local) {
+  const Spec& from = program.plan.from();
+  if (!program.source) {
+    if (!local.defined()) return;
+    fail_invalid("redistribute", {.what = "this rank is not in the mesh of the tensor, and holds nothing of it",
+                                  .got = "a local tensor, with " + from.to_string(),
+                                  .expected = "an undefined one"});
+  }
+  const std::string expected =
+      TensorMeta(program.source_shape, from.meta().dtype()).to_string() + " of " + from.to_string();
+  if (!local.defined()) {
+    fail_invalid("redistribute", {.what = "the local tensor is undefined", .got = "nothing", .expected = expected});
+  }
+  if (local.sizes() == as_array(program.source_shape) && dtype_of(local.scalar_type()) == from.meta().dtype()) return;
+  const TensorMeta got(Dims(local.sizes().begin(), local.sizes().end()), dtype_of(local.scalar_type()));
+  fail_invalid("redistribute",
+               {.what = "the local tensor is not this rank's part", .got = got.to_string(), .expected = expected});
+}
+
+at::Tensor dense(const at::Tensor& local, const Place& place, const Dims& shape) {
+  if (local.numel() == 0 || lies_as(local, place.stride)) return local;
+  const auto copy = at::empty_strided(as_array(shape), as_array(place.stride), local.options());
+  copy.copy_(local);
+  return copy;
+}
+
+}  // namespace
+
+// One step after the other, each as calls; a call is issued, then finished.
+class Execution::Player {
+ public:
+  Player(const Program& program, at::Tensor local, c10::TensorOptions options)
+      : program_(program), options_(options), now_(std::move(local)) {}
+
+  // Goes on until something has been sent that must be waited for, or to the end.
+  void issue_next() {
+    while (!work_ && at_ < program_.parts.size()) {
+      if (call_ == 0) begin_step();
+      if (call_ < num_calls()) {
+        issue();
+      } else {
+        end_step();
+      }
+    }
+  }
+
+  bool ended() const { return at_ == program_.parts.size(); }
+
+  void finish_call() {
+    work_->wait();
+    work_.reset();
+    finish();
+    ++call_;
+    send_ = at::Tensor();
+    receive_ = at::Tensor();
+  }
+
+  bool arrived() { return !work_ || work_->done(); }
+  const at::Tensor& now() const { return now_; }
+  std::int64_t received() const { return received_; }
+
+ private:
+  const Program::Part& part() const { return program_.parts[at_]; }
+  const ScheduledStep& step() const { return part().step; }
+  const ScheduledCall& call() const { return step().calls[call_]; }
+  Communicator& group() const { return *part().group; }
+
+  std::size_t num_calls() const {
+    if (step().ranks.empty()) return 0;
+    if (step().kind == StepKind::kBroadcast) return step().broadcasts.size();
+    return step().calls.empty() ? 1 : step().calls.size();  // one: reading
+  }
+
+  void begin_step() {
+    out_ = at::Tensor();
+    if (step().target) out_ = at::empty_strided(as_array(step().shape), as_array(step().stride), options_);
+    if (is_local(step().kind) && step().target && !step().keeps) {
+      fill_identity(out_, *step().op);
+    } else if (step().target && now_.defined()) {
+      play_copies(step().copies, now_, out_);
+    }
+  }
+
+  void end_step() {
+    if (step().op && step().scale != 1 && out_.defined()) out_.mul_(step().scale);
+    received_ += step().received() * static_cast<std::int64_t>(options_.dtype().itemsize());
+    now_ = std::move(out_);
+    ++at_;
+    call_ = 0;
+  }
+
+  void issue() {
+    if (step().kind == StepKind::kBroadcast) {
+      issue_broadcast();
+    } else if (step().calls.empty()) {
+      issue_read();
+    } else if (step().kind == StepKind::kAllReduce) {
+      play_copies(call().pack, now_, out_);
+      work_ = group().all_reduce(flat(out_), *step().op);
+    } else {
+      issue_packed();
+    }
+  }
+
+  void issue_packed() {
+    if (call().sends_in_place && now_.defined()) {
+      send_ = flat(now_);
+    } else {
+      send_ = at::empty({call().send_size}, options_);
+      if (now_.defined()) play_copies(call().pack, now_, send_);
+    }
+    receive_ = call().receives_in_place && out_.defined() ? flat(out_) : at::empty({call().recv_size}, options_);
+    if (step().kind == StepKind::kAllGather) {
+      work_ = group().all_gather(receive_, send_, call().recv_counts);
+    } else if (step().kind == StepKind::kReduceScatter) {
+      work_ = group().reduce_scatter(receive_, send_, call().send_counts, *step().op);
+    } else {
+      work_ = group().all_to_all(receive_, send_, call().recv_counts, call().send_counts);
+    }
+  }
+
+  void issue_read() {
+    const auto k = static_cast<std::int64_t>(step().ranks.size());
+    const auto address = now_.defined() ? reinterpret_cast<std::uintptr_t>(now_.data_ptr()) : 0;
+    send_ = at::full({1}, static_cast<std::int64_t>(address), at::kLong);
+    receive_ = at::empty({k}, at::kLong);
+    work_ = group().all_gather(receive_, send_, std::vector<std::int64_t>(static_cast<std::size_t>(k), 1));
+  }
+
+  void issue_broadcast() {
+    const ScheduledBroadcast& broadcast = step().broadcasts[call_];
+    send_ = at::empty({broadcast.count}, options_);
+    if (broadcast.sends) play_copies(broadcast.copies, now_, send_);
+    work_ = part().broadcast_groups[call_]->broadcast(send_, 0);
+  }
+
+  void finish() {
+    if (step().kind == StepKind::kAllReduce) return;
+    if (step().kind == StepKind::kBroadcast) {
+      const ScheduledBroadcast& broadcast = step().broadcasts[call_];
+      if (!broadcast.sends) play_copies(broadcast.copies, send_, out_);
+    } else if (step().calls.empty()) {
+      for (const ScheduledRead& read : step().reads) {
+        play_read(read, step().op, static_cast<const std::int64_t*>(receive_.data_ptr()), out_);
+      }
+      group().barrier()->wait();  // until then my own tensor is being read
+    } else {
+      for (const auto& meeting : call().meetings) meet(meeting, *step().op, receive_);
+      if (!call().receives_in_place && out_.defined()) play_copies(call().unpack, receive_, out_);
+    }
+  }
+
+  const Program& program_;
+  const c10::TensorOptions options_;
+  at::Tensor now_;
+  at::Tensor out_;
+  at::Tensor send_, receive_;
+  WorkPtr work_;
+  std::size_t at_ = 0;
+  std::size_t call_ = 0;
+  std::int64_t received_ = 0;
+};
+
+Execution::Execution(std::shared_ptr<const Program> program, at::Tensor local, c10::DeviceType device)
+    : program_(std::move(program)) {
+  check_local(*program_, local);
+  if (program_->parts.empty()) {
+    now_ = std::move(local);
+    return;
+  }
+  const auto type = scalar_type_of(program_->plan.from().meta().dtype());
+  const auto options = local.defined() ? local.options() : c10::TensorOptions().dtype(type).device(device);
+  if (local.defined()) local = dense(local, *program_->source, program_->source_shape);
+  player_ = std::make_unique<Player>(*program_, std::move(local), options);
+  player_->issue_next();
+}
+
+Execution::~Execution() = default;
+
+bool Execution::done() const noexcept { return !player_; }
+
+const at::Tensor& Execution::result() {
+  while (player_) {
+    if (!player_->ended()) {
+      player_->finish_call();
+      player_->issue_next();
+      continue;
+    }
+    now_ = player_->now();
+    received_ = player_->received();
+    player_.reset();
+  }
+  return now_;
+}
+
+std::shared_ptr<Execution> start(const DeviceMesh& mesh, const Plan& plan, const at::Tensor& local) {
+  if (!mesh.context()) {
+    fail_invalid("redistribute", {.what = "the mesh belongs to no world, so nothing can be sent over it",
+                                  .got = mesh.to_string(),
+                                  .advice = "init_device_mesh(world, device, mesh)"});
+  }
+  const auto device = mesh.device() == DeviceKind::kCuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+  return std::make_shared<Execution>(mesh.context()->part<ProgramCache>().find_or_make(mesh, plan), local, device);
+}
+
+at::Tensor execute(const DeviceMesh& mesh, const Plan& plan, const at::Tensor& local) {
+  return start(mesh, plan, local)->result();
+}
+
+}  // namespace dtensor
