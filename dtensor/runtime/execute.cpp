@@ -111,10 +111,9 @@ bool lies_as(const at::Tensor& tensor, const Dims& stride) {
   return true;
 }
 
-void check_local(const Program& program, const at::Tensor& local) {
+[[noreturn]] void refuse_local(const Program& program, const at::Tensor& local) {
   const Spec& from = program.plan.from();
   if (!program.source) {
-    if (!local.defined()) return;
     fail_invalid("redistribute", {.what = "this rank is not in the mesh of the tensor, and holds nothing of it",
                                   .got = "a local tensor, with " + from.to_string(),
                                   .expected = "an undefined one"});
@@ -124,10 +123,16 @@ void check_local(const Program& program, const at::Tensor& local) {
   if (!local.defined()) {
     fail_invalid("redistribute", {.what = "the local tensor is undefined", .got = "nothing", .expected = expected});
   }
-  if (local.sizes() == as_array(program.source_shape) && dtype_of(local.scalar_type()) == from.meta().dtype()) return;
   const TensorMeta got(Dims(local.sizes().begin(), local.sizes().end()), dtype_of(local.scalar_type()));
   fail_invalid("redistribute",
                {.what = "the local tensor is not this rank's part", .got = got.to_string(), .expected = expected});
+}
+
+void check_local(const Program& program, const at::Tensor& local) {
+  const bool right = program.source ? local.defined() && local.sizes() == as_array(program.source_shape) &&
+                                          local.scalar_type() == program.type
+                                    : !local.defined();
+  if (!right) refuse_local(program, local);
 }
 
 at::Tensor dense(const at::Tensor& local, const Place& place, const Dims& shape) {
@@ -281,8 +286,7 @@ Execution::Execution(std::shared_ptr<const Program> program, at::Tensor local, c
     now_ = std::move(local);
     return;
   }
-  const auto type = scalar_type_of(program_->plan.from().meta().dtype());
-  const auto options = local.defined() ? local.options() : c10::TensorOptions().dtype(type).device(device);
+  const auto options = local.defined() ? local.options() : c10::TensorOptions().dtype(program_->type).device(device);
   if (local.defined()) local = dense(local, *program_->source, program_->source_shape);
   player_ = std::make_unique<Player>(*program_, std::move(local), options);
   player_->issue_next();

@@ -1,4 +1,5 @@
 #include "dtensor/comm/world.h"
+#include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/program_impl.h"
 
 namespace dtensor {
@@ -20,7 +21,7 @@ std::shared_ptr<const Program> ProgramCache::find_or_make(const DeviceMesh& mesh
   const std::lock_guard lock(mutex_);
   const auto known = programs_.find(plan);
   if (known != programs_.end()) return known->second;
-  auto program = std::make_shared<Program>(Program{plan, {}, {}, {}});
+  auto program = std::make_shared<Program>(Program{plan, {}, {}, scalar_type_of(plan.from().meta().dtype()), {}});
   if (const auto at = plan.from().mesh().coordinate(mesh.rank())) {
     program->source = local_place(plan.from(), *at);
     program->source_shape = plan.from().local_shape(*at);

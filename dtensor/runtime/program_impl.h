@@ -18,6 +18,7 @@ struct Program {
   // What the local tensor must be; none where the rank is not in the source mesh.
   std::optional<Place> source;
   Dims source_shape;
+  c10::ScalarType type;
   struct Part {
     ScheduledStep step;
     CommunicatorPtr group;
