@@ -1,0 +1,67 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "dtensor/core/mesh.h"
+#include "dtensor/core/spec.h"
+#include "dtensor/runtime/execute.h"
+
+namespace dtensor {
+
+// The backend key of distributed tensors; PrivateUse1 is left to makers of accelerators.
+inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
+
+// What a distributed tensor carries. It hangs on the storage, which is what TensorImpl::shallow_copy_from copies: any
+// tensor handle can take it over, and detached tensors share it.
+class Payload {
+ public:
+  Payload(at::Tensor local, Spec spec, std::shared_ptr<const DeviceMesh> mesh)
+      : spec(std::move(spec)), mesh(std::move(mesh)), local_(std::move(local)) {}
+
+  // This rank's part; undefined where it is not in the mesh. Waits for a redistribution that is under way.
+  const at::Tensor& local() {
+    if (pending_) {
+      local_ = pending_->result();
+      pending_.reset();
+    }
+    return local_;
+  }
+  void set_pending(std::shared_ptr<Execution> pending) { pending_ = std::move(pending); }
+
+  const Spec spec;
+  const std::shared_ptr<const DeviceMesh> mesh;
+  // The result of an operator that returns an alias of its operand, which had to be moved: writing to it would be lost.
+  bool lost_alias = false;
+  // The autograd state for which the leaf's hook is installed.
+  const void* hooked = nullptr;
+
+ private:
+  at::Tensor local_;
+  std::shared_ptr<Execution> pending_;
+};
+
+// Pre: is_dtensor(tensor).
+Payload& payload_of(const at::Tensor& tensor);
+
+inline bool has_payload(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kDTensorKey);
+}
+
+struct WrapOptions {
+  // Others hold the same memory: autograd must not add into it.
+  bool shared = false;
+  // A view of this tensor: takes over its keys, so that inference mode accepts it.
+  const at::Tensor* base = nullptr;
+};
+// A distributed tensor of this rank's part; with autograd history of its own.
+at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
+                const WrapOptions& options = {});
+at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec,
+                        std::shared_ptr<const DeviceMesh> mesh);
+
+// The handle, and all who hold it, now have `value`'s sizes and payload. Autograd state stays, the version is bumped.
+void take_over(const at::Tensor& handle, const at::Tensor& value);
+
+}  // namespace dtensor

@@ -1,0 +1,142 @@
+#include "dtensor/runtime/redistribute.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "dtensor/comm/world.h"
+#include "dtensor/core/error.h"
+#include "dtensor/core/hash.h"
+#include "dtensor/core/propagate.h"
+#include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/payload.h"
+
+namespace dtensor {
+namespace {
+
+Spec with_dtype(const Spec& spec, c10::ScalarType type) {
+  const TensorMeta meta(spec.meta().shape(), spec.meta().stride(), dtype_of(type));
+  return expect_spec(Spec::from_dims(meta, spec.mesh(), spec.dims(), spec.partials()), "redistribute");
+}
+
+struct Held : torch::CustomClassHolder {
+  Held(Spec home, std::shared_ptr<const DeviceMesh> mesh, RedistributeOptions options)
+      : home(std::move(home)), mesh(std::move(mesh)), options(std::move(options)) {}
+  const Spec home;
+  const std::shared_ptr<const DeviceMesh> mesh;
+  const RedistributeOptions options;
+};
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The gradient goes back to where the tensor came from.
+struct Redistribute : torch::autograd::Function<Redistribute> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const Spec* to,
+                            const std::shared_ptr<const DeviceMesh>* mesh, const RedistributeOptions* options) {
+    Payload& payload = payload_of(tensor);
+    RedistributeOptions back = *options;
+    std::swap(back.forward_dtype, back.backward_dtype);
+    ctx->saved_data["held"] =
+        c10::IValue::make_capsule(c10::make_intrusive<Held>(home_of(payload.spec), payload.mesh, std::move(back)));
+    return redistribute_now(tensor, *to, *mesh, *options);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const auto& held = *static_cast<const Held*>(ctx->saved_data.at("held").toCapsule().get());
+    at::Tensor gradient = gradients[0];
+    if (gradient.defined()) gradient = redistribute(gradient, held.home, held.mesh, held.options);
+    return {gradient, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+Spec home_of(const Spec& spec) {
+  if (!spec.has_partial()) return spec;
+  return expect_spec(Spec::from_dims(spec.meta(), spec.mesh(), spec.dims(), Partials(spec.partials().size())),
+                     "home_of");
+}
+
+at::Tensor moved_local(Payload& payload, const Spec& to, const PlanOptions& options) {
+  at::Tensor local = payload.local();
+  const Spec* at = &payload.spec;
+  const std::vector<Spec> stops = stops_between(payload.spec, to);
+  for (const Spec& stop : stops) {
+    local = execute(*payload.mesh, make_plan(*at, stop, options), local);
+    at = &stop;
+  }
+  return local;
+}
+
+at::Tensor redistribute_now(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
+                            const RedistributeOptions& options) {
+  Payload& payload = payload_of(tensor);
+  if (payload.spec == to) return wrap(payload.local(), to, std::move(mesh), {.shared = true});
+  if (!options.forward_dtype) {
+    const Plan plan = make_plan(payload.spec, to, options.plan);
+    auto execution = start(*payload.mesh, plan, payload.local());
+    if (options.async && !plan.steps().empty()) return wrap_pending(std::move(execution), to, std::move(mesh));
+    return wrap(execution->result(), to, std::move(mesh), {.shared = plan.steps().empty()});
+  }
+  const Plan plan =
+      make_plan(with_dtype(payload.spec, *options.forward_dtype), with_dtype(to, *options.forward_dtype), options.plan);
+  at::Tensor local = payload.local();
+  if (local.defined()) local = local.to(*options.forward_dtype);
+  local = execute(*payload.mesh, plan, local);
+  if (local.defined()) local = local.to(scalar_type_of(to.meta().dtype()));
+  return wrap(local, to, std::move(mesh), {.shared = plan.steps().empty()});
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
+                        const RedistributeOptions& options) {
+  if (const auto reason = why_not(payload_of(tensor).spec, to)) {
+    fail_invalid("redistribute", {.what = *reason,
+                                  .got = "from " + payload_of(tensor).spec.to_string() + " to " + to.to_string()});
+  }
+  if (payload_of(tensor).spec == to && *payload_of(tensor).mesh == *mesh) return tensor;
+  if (!tensor.requires_grad() || !at::GradMode::is_enabled()) return redistribute_now(tensor, to, std::move(mesh), options);
+  return Redistribute::apply(tensor, &to, &mesh, &options);
+}
+
+void check_agreement(const DeviceMesh& mesh, const Spec& spec, const at::Tensor& local) {
+  if (!mesh.contains_me()) return;
+  const auto group = group_of(mesh, mesh.my_ranks(), "mesh");
+  // Of what the spec says, and of the bytes of those who hold the same.
+  const std::string text = spec.to_string();
+  Hasher said;
+  said.add_all(text);
+  Hasher bytes;
+  const at::Tensor dense = local.contiguous().cpu();
+  const auto* begin = static_cast<const unsigned char*>(dense.data_ptr());
+  for (std::size_t i = 0; i < static_cast<std::size_t>(dense.nbytes()); ++i) bytes.add(begin[i]);
+  const at::Tensor mine = at::tensor({static_cast<std::int64_t>(said.value()), static_cast<std::int64_t>(bytes.value())},
+                                     at::kLong)
+                              .to(local.device());
+  const at::Tensor all = at::empty({2 * mesh.size()}, mine.options());
+  group->all_gather(all, mine, std::vector<std::int64_t>(static_cast<std::size_t>(mesh.size()), 2))->wait();
+  const at::Tensor values = all.cpu();
+  const auto* value = static_cast<const std::int64_t*>(values.data_ptr());
+  const std::vector<std::int64_t> ranks = mesh.my_ranks();
+  for (std::int64_t r = 0; r < mesh.size(); ++r) {
+    if (value[2 * r] != value[0]) {
+      fail_invalid("from_local", {.what = "the ranks disagree about the tensor",
+                                  .got = "another shape or type on rank " + std::to_string(ranks[r]) + " than on rank " +
+                                         std::to_string(ranks[0]),
+                                  .expected = "the same global shape and type everywhere"});
+    }
+  }
+  for (std::int64_t r = 0; r < mesh.size(); ++r) {
+    const Dims at = *mesh.Mesh::coordinate(ranks[r]);
+    if (spec.has_partial()) break;
+    const std::int64_t first = replicas_of(spec, at, *mesh.row_of(mesh.rank()))[0];
+    const auto other = std::find(ranks.begin(), ranks.end(), first) - ranks.begin();
+    if (value[2 * r + 1] == value[2 * other + 1]) continue;
+    fail_invalid("from_local", {.what = "replicas hold different values",
+                                .got = "ranks " + std::to_string(first) + " and " + std::to_string(ranks[r]) + " with " +
+                                       spec.to_string(),
+                                .expected = "the same bits where the mesh replicates"});
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <memory>
+
+#include "dtensor/runtime/tensor.h"
+
+namespace dtensor {
+
+// DTensor::redistribute, with specs: any layout, of this mesh or another one.
+at::Tensor redistribute(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
+                        const RedistributeOptions& options);
+// The same without autograd.
+at::Tensor redistribute_now(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
+                            const RedistributeOptions& options);
+// This rank's part under another spec of the same mesh, by way of stops_between; always freshly made unless nothing has
+// to be done.
+at::Tensor moved_local(Payload& payload, const Spec& to, const PlanOptions& options);
+
+// Do all ranks of the mesh say the same shape and type, and do replicas hold the same bits? An error on all of them if
+// not.
+void check_agreement(const DeviceMesh& mesh, const Spec& spec, const at::Tensor& local);
+
+}  // namespace dtensor

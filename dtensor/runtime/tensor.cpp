@@ -1,0 +1,194 @@
+#include "dtensor/runtime/tensor.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <ostream>
+
+#include "dtensor/core/error.h"
+#include "dtensor/core/text.h"
+#include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/payload.h"
+#include "dtensor/runtime/redistribute.h"
+
+namespace dtensor {
+namespace {
+
+Placements with_size(const DeviceMesh& mesh, const Placements& placements, std::string_view where) {
+  if (static_cast<std::int64_t>(placements.size()) != mesh.ndim()) {
+    fail_invalid(where, {.what = "one placement per mesh dim is needed",
+                         .got = to_string(placements) + " on " + mesh.to_string(),
+                         .expected = std::to_string(mesh.ndim())});
+  }
+  return placements;
+}
+
+// Dense strides of a global shape, dims ordered as the local tensor's.
+Dims stride_like(const Dims& shape, at::IntArrayRef local) {
+  Dims order(shape.size());
+  for (std::size_t d = 0; d < order.size(); ++d) order[d] = static_cast<std::int64_t>(d);
+  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return local[a] > local[b]; });
+  Dims stride(shape.size());
+  std::int64_t next = 1;
+  for (std::size_t i = order.size(); i-- > 0;) {
+    stride[order[i]] = next;
+    next *= std::max<std::int64_t>(shape[order[i]], 1);
+  }
+  return stride;
+}
+
+Spec spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
+                   const FromLocalOptions& options) {
+  Dims shape(local.sizes().begin(), local.sizes().end());
+  if (options.shape) {
+    shape = *options.shape;
+  } else {
+    for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
+      if (!placements[m].is_shard()) continue;
+      const std::int64_t d = placements[m].dim() < 0 ? placements[m].dim() + local.dim() : placements[m].dim();
+      if (d >= 0 && d < local.dim()) shape[d] *= mesh.size(m);
+    }
+  }
+  if (shape.size() != local.sizes().size()) {
+    fail_invalid("from_local", {.what = "the global shape has another number of dims than the local tensor",
+                                .got = std::to_string(shape.size()) + " and " + std::to_string(local.dim())});
+  }
+  const TensorMeta meta(shape, stride_like(shape, local.strides()), dtype_of(local.scalar_type()));
+  const Spec spec = Spec::make(meta, mesh, placements);
+  if (!mesh.contains_me()) return spec;
+  const Dims expected = spec.local_shape(*mesh.coordinate());
+  if (!std::equal(expected.begin(), expected.end(), local.sizes().begin(), local.sizes().end())) {
+    fail_invalid("from_local", {.what = "the local tensor is not this rank's part",
+                                .got = "[" + join_numbers(local.sizes()) + "]",
+                                .expected = "[" + join_numbers(expected) + "] of " + spec.to_string(),
+                                .advice = "FromLocalOptions::shape, for shards of different sizes"});
+  }
+  return spec;
+}
+
+struct Held : torch::CustomClassHolder {
+  Held(Spec spec, std::shared_ptr<const DeviceMesh> mesh) : spec(std::move(spec)), mesh(std::move(mesh)) {}
+  const Spec spec;  // of the gradient
+  const std::shared_ptr<const DeviceMesh> mesh;
+};
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+const Held& held(AutogradContext* ctx) {
+  return *static_cast<const Held*>(ctx->saved_data.at("held").toCapsule().get());
+}
+
+void hold(AutogradContext* ctx, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh) {
+  ctx->saved_data["held"] = c10::IValue::make_capsule(c10::make_intrusive<Held>(spec, std::move(mesh)));
+}
+
+struct ToLocal : torch::autograd::Function<ToLocal> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const Spec* gradient) {
+    Payload& payload = payload_of(tensor);
+    hold(ctx, *gradient, payload.mesh);
+    return payload.local().tensor_data();
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
+    return {wrap(gradients[0].contiguous(), held(ctx).spec, held(ctx).mesh, {.shared = true}), at::Tensor()};
+  }
+};
+
+struct FromLocal : torch::autograd::Function<FromLocal> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const Spec* spec, const Spec* gradient,
+                            const std::shared_ptr<const DeviceMesh>* mesh) {
+    hold(ctx, *gradient, *mesh);
+    return wrap(local.tensor_data(), *spec, *mesh, {.shared = true});
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    at::Tensor gradient = gradients[0];
+    if (gradient.defined()) {
+      gradient = DTensor(redistribute(gradient, held(ctx).spec, held(ctx).mesh, {})).to_local();
+    }
+    return {gradient, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+bool needs_grad(const at::Tensor& tensor) { return tensor.requires_grad() && at::GradMode::is_enabled(); }
+
+}  // namespace
+
+bool is_dtensor(const at::Tensor& tensor) { return has_payload(tensor); }
+
+DTensor::DTensor(at::Tensor tensor) : at::Tensor(std::move(tensor)) {
+  if (!defined() || is_dtensor(*this)) return;
+  fail_invalid("DTensor", {.what = "the tensor is not distributed",
+                           .got = meta_of(*this).to_string() + " on " + device().str(),
+                           .advice = "distribute_tensor or from_local"});
+}
+
+const DeviceMesh& DTensor::mesh() const { return *payload_of(*this).mesh; }
+const Spec& DTensor::spec() const { return payload_of(*this).spec; }
+const Placements& DTensor::placements() const { return spec().placements(); }
+
+at::Tensor DTensor::to_local(const ToLocalOptions& options) const {
+  if (!needs_grad(*this)) {
+    const at::Tensor& local = payload_of(*this).local();
+    return local.defined() ? local.tensor_data() : local;
+  }
+  Spec gradient = home_of(spec());
+  if (options.grad_placements) {
+    gradient = Spec::make(spec().meta(), mesh(), with_size(mesh(), *options.grad_placements, "to_local"));
+  }
+  return ToLocal::apply(*this, &gradient);
+}
+
+at::Tensor DTensor::full_tensor() const {
+  return redistribute(Placements(static_cast<std::size_t>(mesh().ndim()), Replicate())).to_local();
+}
+
+DTensor DTensor::redistribute(const Placements& placements, const RedistributeOptions& options) const {
+  return redistribute(mesh(), placements, options);
+}
+
+DTensor DTensor::redistribute(const DeviceMesh& mesh, const Placements& placements,
+                              const RedistributeOptions& options) const {
+  const auto& mine = payload_of(*this).mesh;
+  const Spec to = Spec::make(spec().meta(), mesh, with_size(mesh, placements, "redistribute"));
+  return dtensor::redistribute(*this, to, *mine == mesh ? mine : std::make_shared<const DeviceMesh>(mesh), options);
+}
+
+DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
+                   const FromLocalOptions& options) {
+  const Spec spec = spec_of_local(local, mesh, with_size(mesh, placements, "from_local"), options);
+  if (options.check) check_agreement(mesh, spec, local);
+  const auto shared = std::make_shared<const DeviceMesh>(mesh);
+  if (!needs_grad(local)) return wrap(local.tensor_data(), spec, shared, {.shared = true});
+  Spec gradient = home_of(spec);
+  if (options.grad_placements) {
+    gradient = Spec::make(spec.meta(), mesh, with_size(mesh, *options.grad_placements, "from_local"));
+  }
+  return FromLocal::apply(local, &spec, &gradient, &shared);
+}
+
+DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements,
+                          const DistributeOptions& options) {
+  const TensorMeta meta(Dims(full.sizes().begin(), full.sizes().end()), dtype_of(full.scalar_type()));
+  const Spec to = Spec::make(meta, mesh, with_size(mesh, placements, "distribute_tensor"));
+  const auto shared = std::make_shared<const DeviceMesh>(mesh);
+  const Mesh origin = options.source ? Mesh::from_ranks({1}, {*options.source}) : static_cast<const Mesh&>(mesh);
+  const Spec from = Spec::make(meta, origin, Placements(static_cast<std::size_t>(origin.ndim()), Replicate()));
+  const at::Tensor mine = origin.contains(mesh.rank()) ? full.detach() : at::Tensor();
+  at::Tensor local = execute(mesh, make_plan(from, to), mine);
+  if (local.defined() && local.is_alias_of(full)) local = local.clone();
+  at::Tensor result = wrap(std::move(local), to, shared);
+  if (full.requires_grad()) result.requires_grad_(true);
+  return result;
+}
+
+std::ostream& operator<<(std::ostream& out, const DTensor& tensor) {
+  if (!tensor.defined()) return out << "DTensor (undefined)";
+  out << "DTensor " << tensor.spec().to_string();
+  const at::Tensor& local = payload_of(tensor).local();
+  if (!local.defined()) return out << ", nothing of it on rank " << tensor.mesh().rank();
+  return out << ", on rank " << tensor.mesh().rank() << '\n' << local;
+}
+
+}  // namespace dtensor
