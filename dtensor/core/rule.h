@@ -51,7 +51,6 @@ struct Carry {
     kSign,    // kUp or kDown, by the sign of an argument
     kOnce,    // sum: the rank at index 0 runs the operator, the others keep their operand 0
     kFill,    // sum and product: index 0 runs it, the others write the identity; other reductions as kSame
-    kCast,    // kLinear among float and complex types, kUp among float types, kSame where the type stays
   };
   Kind kind = Kind::kLinear;
   std::vector<std::size_t> operands;  // tensor arguments of the schema, counted from 0
@@ -129,6 +128,14 @@ struct OpRule {
 OpRule parse_rule(const RuleText& text);
 // `aten::mm: mk,kn->mn linear(0) linear(1)`: parse_rule's input, in canonical order.
 std::string to_string(const OpRule& rule);
+std::string to_string(const Carry& carry);
+
+// What a name says about which operands are written.
+struct CallForm {
+  bool in_place = false;  // the first operand
+  bool out = false;       // the last ones
+};
+CallForm form_of(std::string_view name);
 
 struct FoundRule {
   const OpRule* rule;
