@@ -152,7 +152,9 @@ class Chooser {
   }
 
   // Can it be brought to what the row wants? Nothing but an operand that joins a sum turns Partial.
-  bool reachable(const Row& row, std::size_t i, std::size_t m) const { return !row.in[i] || fits(row, i, m); }
+  bool reachable(const Row& row, std::size_t i, std::size_t m) const {
+    return !row.in[i] || (row.embeds >> i & 1) || fits(row, i, m);
+  }
 
   std::optional<std::uint16_t> fitting_row(std::size_t m) const {
     for (std::size_t r = 0; r < in_.rows.size(); ++r) {

@@ -19,19 +19,36 @@ std::int64_t least_move(const Spec& from, std::int64_t target_bytes, bool commun
   return saturating_add(cost.constants().step_ps, scaled(bytes, kib_ps, 1024));
 }
 
+std::vector<Spec> stops_between(const Spec& from, const Spec& to) {
+  if (!why_not(from, to)) return {to};
+  if (!(from.mesh() == to.mesh())) return {};
+  Partials partials = to.partials();
+  for (std::size_t m = 0; m < partials.size(); ++m) {
+    if (partials[m] != from.partials()[m]) partials[m].reset();
+  }
+  const auto middle = Spec::from_dims(to.meta(), to.mesh(), to.dims(), partials);
+  if (!middle || why_not(from, *middle) || why_not(*middle, to)) return {};
+  return {*middle, to};
+}
+
 std::optional<Score> score_of(const OpCall& call, const Way& way, std::size_t index, const CallForm& form,
                               const CostModel& cost) {
   Score score{way.compute, 0, false, way.new_partials, way.output_bytes, index};
   const PlanOptions options{.cost = cost};
   const auto add_plan = [&](const Spec& from, const Spec& to, bool self) {
     if (from == to) return true;
-    if (why_not(from, to)) return false;
-    const Plan plan = make_plan(from, to, options);
-    if (plan.way() == Route::Way::kNothing) return true;
-    score.time = saturating_add(score.time, plan.time());
-    score.moved += 1;
-    score.self_moved = score.self_moved || self;
-    return true;
+    const std::vector<Spec> stops = stops_between(from, to);
+    bool moves = false;
+    const Spec* at = &from;
+    for (const Spec& stop : stops) {
+      const Plan plan = make_plan(*at, stop, options);
+      score.time = saturating_add(score.time, plan.time());
+      moves = moves || plan.way() != Route::Way::kNothing;
+      at = &stop;
+    }
+    score.moved += moves ? 1 : 0;
+    score.self_moved = score.self_moved || (moves && self);
+    return !stops.empty();
   };
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     if (call.operands[i] && !add_plan(*call.operands[i], *way.decision.inputs[i], i == 0)) return std::nullopt;
