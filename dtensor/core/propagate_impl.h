@@ -1,0 +1,84 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtensor/core/propagate.h"
+
+namespace dtensor {
+
+// Which letter each dim of a tensor has; kWholeDim: it may not be cut (or is a size-1 dim that broadcasts).
+inline constexpr std::int16_t kWholeDim = -1;
+using LetterMap = InlineVec<std::int16_t, 6>;
+using Kinds = InlineVec<std::optional<ReduceOp>, 4>;
+
+// What one mesh dim may do: cut a letter wherever it appears, carry a Partial through, or nothing.
+struct Row {
+  enum class Once : std::uint8_t { kNo, kKeep, kIdentity };
+  std::int16_t letter = kWholeDim;  // the letter that is cut
+  Kinds in;                         // per operand: Partial in this; no value: cut by the letter, else replicated
+  Kinds out;
+  std::uint64_t embeds = 0;  // operands that may be Replicate where `in` says Partial: the owner keeps the value
+  Once once = Once::kNo;
+  const Carry* carry = nullptr;
+};
+
+// A rule applied to the shapes and arguments of one call.
+struct Instance {
+  const OpRule* rule;
+  const OpCall* call;
+  CallForm form;
+  Mesh mesh;
+  std::size_t num_operands = 0;        // those that are read: without the tensors given as `out`
+  InlineVec<std::int64_t, 8> letters;  // sizes
+  InlineVec<std::string, 8> names;     // of the letters, for people
+  std::vector<LetterMap> in;           // per operand
+  std::vector<LetterMap> out;          // per output
+  std::vector<Row> rows;               // the first: all replicated
+  bool contraction = false;            // the work is the product of all letters, not the bytes
+  std::int64_t mean_count = 0;         // what a mean divides by; 0: no mean
+  bool sum_for_mean = false;           // the reduction argument says mean and has to say sum
+};
+
+OrReason<Instance> make_instance(const OpRule& rule, const OpCall& call);
+
+// The mesh of all operands; why not when they disagree or there is none.
+OrReason<Mesh> mesh_of(const OpCall& call);
+
+// One way to run a call, before it is known what it costs.
+struct Way {
+  Decision decision;
+  std::string row;
+  std::int64_t bound = 0;    // no more than the score
+  std::int64_t compute = 0;  // local work and what new Partials will cost
+  std::int64_t new_partials = 0;
+  std::int64_t output_bytes = 0;
+};
+
+// The cheapest of the ways, all of them when asked; ways come by ascending bound. See docs/rules.md.
+struct Score {
+  std::int64_t time = 0;
+  std::int64_t moved = 0;
+  bool self_moved = false;
+  std::int64_t new_partials = 0;
+  std::int64_t output_bytes = 0;
+  std::size_t index = 0;
+  friend auto operator<=>(const Score&, const Score&) = default;
+};
+
+// Time and moves of the plans that a decision needs; no value where one of them does not exist.
+std::optional<Score> score_of(const OpCall& call, const Way& way, std::size_t index, const CallForm& form,
+                              const CostModel& cost);
+// A lower bound on what bringing one operand from its spec to (cuts, partials) takes: bytes of the busiest rank that
+// must arrive, over the fastest link.
+std::int64_t least_move(const Spec& from, std::int64_t target_bytes, bool communicates, bool reduces,
+                        const CostModel& cost);
+std::int64_t mean_local_bytes(const Spec& spec);
+
+OrReason<std::vector<Candidate>> view_candidates(const OpRule& rule, const OpCall& call, const DecideOptions& options);
+OrReason<Decision> decide_view(const OpRule& rule, const OpCall& call, const DecideOptions& options);
+
+}  // namespace dtensor

@@ -1,0 +1,67 @@
+#include <algorithm>
+
+#include "dtensor/core/checked.h"
+#include "dtensor/core/propagate_impl.h"
+
+namespace dtensor {
+
+std::int64_t mean_local_bytes(const Spec& spec) { return spec.meta().nbytes() / spec.num_shards(); }
+
+std::int64_t least_move(const Spec& from, std::int64_t target_bytes, bool communicates, bool reduces,
+                        const CostModel& cost) {
+  if (!communicates) return 0;
+  // Of a Partial every wanted element needs a value from elsewhere; of a cut only what is not here already.
+  const std::int64_t bytes = reduces ? target_bytes : std::max<std::int64_t>(0, target_bytes - mean_local_bytes(from));
+  std::int64_t kib_ps = kForever;
+  for (std::int64_t m = 0; m < from.mesh().ndim(); ++m) {
+    if (from.mesh().shape()[m] > 1) kib_ps = std::min(kib_ps, cost.link_of(from.mesh(), m).kib_ps);
+  }
+  return saturating_add(cost.constants().step_ps, scaled(bytes, kib_ps, 1024));
+}
+
+std::vector<Spec> stops_between(const Spec& from, const Spec& to) {
+  if (!why_not(from, to)) return {to};
+  if (!(from.mesh() == to.mesh())) return {};
+  Partials partials = to.partials();
+  for (std::size_t m = 0; m < partials.size(); ++m) {
+    if (partials[m] != from.partials()[m]) partials[m].reset();
+  }
+  const auto middle = Spec::from_dims(to.meta(), to.mesh(), to.dims(), partials);
+  if (!middle || why_not(from, *middle) || why_not(*middle, to)) return {};
+  return {*middle, to};
+}
+
+std::optional<Score> score_of(const OpCall& call, const Way& way, std::size_t index, const CallForm& form,
+                              const CostModel& cost) {
+  Score score{way.compute, 0, false, way.new_partials, way.output_bytes, index};
+  const PlanOptions options{.cost = cost};
+  const auto add_plan = [&](const Spec& from, const Spec& to, bool self) {
+    if (from == to) return true;
+    const std::vector<Spec> stops = stops_between(from, to);
+    bool moves = false;
+    const Spec* at = &from;
+    for (const Spec& stop : stops) {
+      const Plan plan = make_plan(*at, stop, options);
+      score.time = saturating_add(score.time, plan.time());
+      moves = moves || plan.way() != Route::Way::kNothing;
+      at = &stop;
+    }
+    score.moved += moves ? 1 : 0;
+    score.self_moved = score.self_moved || (moves && self);
+    return !stops.empty();
+  };
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    if (call.operands[i] && !add_plan(*call.operands[i], *way.decision.inputs[i], i == 0)) return std::nullopt;
+  }
+  const std::size_t written = form.out ? std::min(call.outputs.size(), call.operands.size()) : 0;
+  for (std::size_t k = 0; k < written; ++k) {
+    const auto& target = call.operands[call.operands.size() - written + k];
+    const auto& result = way.decision.outputs[k];
+    const bool alike = target && result && target->meta().shape() == result->meta().shape() &&
+                       target->meta().dtype() == result->meta().dtype();
+    if (alike && !add_plan(*result, *target, false)) return std::nullopt;
+  }
+  return score;
+}
+
+}  // namespace dtensor

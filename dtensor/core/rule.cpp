@@ -1,0 +1,91 @@
+#include "dtensor/core/rule.h"
+
+#include <algorithm>
+#include <array>
+
+#include "dtensor/core/rules/rules.h"
+
+namespace dtensor {
+namespace {
+
+std::vector<OpRule> read_tables() {
+  std::vector<OpRule> rows;
+  for (const auto& table : {rules::copy(), rules::index(), rules::loss(), rules::matmul(), rules::norm(),
+                            rules::pointwise(), rules::reduce(), rules::view()}) {
+    for (const RuleText& text : table) rows.push_back(parse_rule(text));
+  }
+  std::sort(rows.begin(), rows.end(), [](const OpRule& a, const OpRule& b) { return a.name < b.name; });
+  const auto twice =
+      std::adjacent_find(rows.begin(), rows.end(), [](const OpRule& a, const OpRule& b) { return a.name == b.name; });
+  if (twice != rows.end()) fail_invalid("rule", {.what = "an operator has two rows", .got = twice->name});
+  return rows;
+}
+
+const std::vector<OpRule>& table() {
+  static const auto* rows = new std::vector<OpRule>(read_tables());
+  return *rows;
+}
+
+const OpRule* find_row(std::string_view name) {
+  const auto& rows = table();
+  const auto at = std::lower_bound(rows.begin(), rows.end(), name,
+                                   [](const OpRule& rule, std::string_view key) { return rule.name < key; });
+  return at != rows.end() && at->name == name ? &*at : nullptr;
+}
+
+// `out` overloads whose plain form is not found by dropping the word.
+constexpr std::pair<std::string_view, std::string_view> kOutForms[] = {
+    {"aten::all.all_out", "aten::all"},           {"aten::any.all_out", "aten::any"},
+    {"aten::clamp.out", "aten::clamp"},           {"aten::max.unary_out", "aten::max"},
+    {"aten::mean.out", "aten::mean.dim"},         {"aten::min.unary_out", "aten::min"},
+    {"aten::prod.int_out", "aten::prod.dim_int"}, {"aten::sum.IntList_out", "aten::sum.dim_IntList"},
+    {"aten::where.self_out", "aten::where.self"},
+};
+
+const OpRule* find_plain_of_in_place(std::string_view name) {
+  const std::size_t mark = name.substr(0, name.find('.')).size() - 1;
+  return find_row(std::string(name.substr(0, mark)) + std::string(name.substr(mark + 1)));
+}
+
+const OpRule* find_plain_of_out(std::string_view name) {
+  for (const auto& [form, plain] : kOutForms) {
+    if (form == name) return find_row(plain);
+  }
+  const std::size_t dot = name.find('.');
+  const std::string base(name.substr(0, dot));
+  const std::string_view overload = name.substr(dot + 1);
+  if (overload != "out") {
+    return find_row(base + "." + std::string(overload.substr(0, overload.size() - std::string_view("_out").size())));
+  }
+  for (const char* plain : {"", ".Tensor", ".dim"}) {
+    if (const OpRule* rule = find_row(base + plain)) return rule;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+CallForm form_of(std::string_view name) {
+  const std::size_t dot = name.find('.');
+  const std::string_view base = name.substr(0, dot);
+  const std::string_view overload = dot == std::string_view::npos ? std::string_view() : name.substr(dot + 1);
+  return {base.ends_with('_') && !base.ends_with("__"), overload == "out" || overload.ends_with("_out")};
+}
+
+std::optional<FoundRule> find_rule(std::string_view name) {
+  const CallForm form = form_of(name);
+  const OpRule* rule = find_row(name);
+  if (!rule && form.in_place) rule = find_plain_of_in_place(name);
+  if (!rule && form.out) rule = find_plain_of_out(name);
+  if (!rule) return std::nullopt;
+  return FoundRule{rule, form.in_place, form.out};
+}
+
+std::span<const OpRule> all_rules() { return table(); }
+
+KeyUse key_use(const OpRule& rule, std::size_t arg) {
+  const auto use = rule.key.find(arg);
+  return use == rule.key.end() ? KeyUse::kPlain : use->second;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,153 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtensor/core/error.h"
+#include "dtensor/core/op_call.h"
+
+namespace dtensor {
+
+// One row of a table, as it is written: the operator, its dims as factors, and words (docs/rules.md).
+//   {"aten::mm", "mk,kn->mn", "linear(0) linear(1)"}
+struct RuleText {
+  std::string_view name;
+  std::string_view pattern;
+  std::string_view words = {};
+};
+
+// The dims of one tensor in a pattern.
+struct DimToken {
+  enum class Kind : std::uint8_t {
+    kLetter,    // a: may be cut
+    kWhole,     // A: may not be cut
+    kEllipsis,  // ...: any number of dims, aligned at the end, size 1 broadcasts
+    kGroup,     // @: as many whole dims as the argument of group() has entries
+    kRest,      // ~: the ellipsis without the dims of dims(), or with size 1 there (keepdim)
+    kStacked,   // ^: the ellipsis with a new whole dim at dims()
+  };
+  Kind kind = Kind::kLetter;
+  char letter = 0;
+  friend bool operator==(const DimToken&, const DimToken&) = default;
+};
+struct TensorPattern {
+  std::vector<DimToken> dims;
+  bool added = false;  // +: joins a sum, so it turns Partial together with it
+};
+
+// How a Partial passes through an operator when these operands carry it and the others are replicated.
+struct Carry {
+  enum class Kind : std::uint8_t {
+    kLinear,  // sum and avg
+    kSame,    // every reduction
+    kOp,      // one reduction
+    kUp,      // rising: max stays max, min stays min
+    kDown,    // falling: max becomes min, min becomes max
+    kSign,    // kUp or kDown, by the sign of an argument
+    kOnce,    // sum: the rank at index 0 runs the operator, the others keep their operand 0
+    kFill,    // sum and product: index 0 runs it, the others write the identity; other reductions as kSame
+  };
+  Kind kind = Kind::kLinear;
+  std::vector<std::size_t> operands;  // tensor arguments of the schema, counted from 0
+  ReduceOp op = ReduceOp::kSum;       // of kOp
+  std::size_t arg = 0;                // of kSign
+};
+
+// What of a static argument may change a decision, and so belongs into the key under which it is kept.
+enum class KeyUse : std::uint8_t {
+  kPlain,     // a number by its type (it may decide the type of results), anything else by value
+  kValue,     // the value
+  kType,      // the type of a number, nothing else
+  kSign,      // type and sign of a number
+  kPresence,  // whether it is given
+  kNothing,
+};
+
+// Rules that are no factors: what they do instead.
+enum class ViewKind : std::uint8_t {
+  kIdentity,
+  kTranspose2,
+  kTranspose,
+  kPermute,
+  kReshape,
+  kReshapeStrides,
+  kExpand,
+  kSqueeze,
+  kSqueezeDims,
+  kUnsqueeze,
+  kSelect,
+  kSlice,
+  kNarrow,
+  kSplit,
+  kSplitSizes,
+  kUnbind,
+};
+enum class RuleKind : std::uint8_t {
+  kFactors,
+  kView,        // by a ViewKind
+  kReplicated,  // every operand whole on every rank, and so the results
+  kLike,        // nothing moves; results take the operand's cuts, Replicate where it is Partial
+  kFresh,       // nothing moves; results are replicated
+};
+
+// What the word reduction() says of a loss's reduction argument (0 none, 1 mean, 2 sum).
+enum class MeanForm : std::uint8_t {
+  kScaled,  // mean is the sum divided by the global number of elements
+  kWhole,   // mean needs the whole tensor
+  kGiven,   // mean needs nothing: the divisor is an operand
+};
+
+// A row, read. Immutable; lives as long as the program.
+struct OpRule {
+  std::string name;
+  RuleKind kind = RuleKind::kFactors;
+  std::vector<TensorPattern> inputs;
+  std::vector<TensorPattern> outputs;
+  std::vector<Carry> carries;
+  // Static arguments by schema position.
+  std::optional<std::size_t> dims_arg;
+  std::optional<std::size_t> keepdim_arg;
+  std::optional<std::size_t> group_arg;
+  std::optional<std::size_t> reduction_arg;
+  std::optional<std::size_t> size_arg;
+  std::optional<std::size_t> whole_if_arg;  // when true, no dim of the ellipsis may be cut
+  MeanForm mean_form = MeanForm::kScaled;
+  std::optional<ReduceOp> reduce;  // of the dims that an output lacks; sum for letters when not said
+  std::string mean_op;             // the sum that a mean is made of
+  ViewKind view = ViewKind::kIdentity;
+  bool may_move = false;  // of a view: where it has no free form the operand is redistributed, and the result a copy
+  std::map<std::size_t, KeyUse> key;
+};
+
+// Reads a row. Errors: anything docs/rules.md does not know.
+OpRule parse_rule(const RuleText& text);
+// `aten::mm: mk,kn->mn linear(0) linear(1)`: parse_rule's input, in canonical order.
+std::string to_string(const OpRule& rule);
+std::string to_string(const Carry& carry);
+
+// What a name says about which operands are written.
+struct CallForm {
+  bool in_place = false;  // the first operand
+  bool out = false;       // the last ones
+};
+CallForm form_of(std::string_view name);
+
+struct FoundRule {
+  const OpRule* rule;
+  bool in_place;  // the first operand is written
+  bool out;       // the last operands are written
+};
+// The row of an operator. In-place and `out` forms are found through the plain one: "aten::add_.Tensor" and
+// "aten::add.out" by "aten::add.Tensor".
+std::optional<FoundRule> find_rule(std::string_view name);
+// Every row, sorted by name.
+std::span<const OpRule> all_rules();
+
+KeyUse key_use(const OpRule& rule, std::size_t arg);
+
+}  // namespace dtensor

@@ -1,0 +1,54 @@
+#include "dtensor/core/rules/rules.h"
+
+namespace dtensor::rules {
+namespace {
+
+// ~ is what is left of the dims. Without reduce() the dims that are named stay whole.
+constexpr RuleText kRows[] = {
+    {"aten::all", "...->~", "reduce(and)"},
+    {"aten::all.dim", "...->~", "dims(1) keepdim(2) reduce(and)"},
+    {"aten::all.dims", "...->~", "dims(1) keepdim(2) reduce(and)"},
+    {"aten::amax", "...->~", "dims(1) keepdim(2) reduce(max) carry(max:0)"},
+    {"aten::amin", "...->~", "dims(1) keepdim(2) reduce(min) carry(min:0)"},
+    {"aten::any", "...->~", "reduce(or) carry(or:0)"},
+    {"aten::any.dim", "...->~", "dims(1) keepdim(2) reduce(or) carry(or:0)"},
+    {"aten::any.dims", "...->~", "dims(1) keepdim(2) reduce(or) carry(or:0)"},
+    {"aten::argmax", "...->~", "dims(1) keepdim(2)"},
+    {"aten::argmin", "...->~", "dims(1) keepdim(2)"},
+    {"aten::count_nonzero", "...->~", "dims(1) reduce(sum)"},
+    {"aten::count_nonzero.dim_IntList", "...->~", "dims(1) reduce(sum)"},
+    {"aten::cumprod", "...->...", "dims(1)"},
+    {"aten::cumsum", "...->...", "dims(1) linear(0)"},
+    {"aten::kthvalue", "...->~,~", "dims(2) keepdim(3)"},
+    {"aten::linalg_vector_norm", "...->~", "dims(2) keepdim(3)"},
+    {"aten::logcumsumexp", "...->...", "dims(1)"},
+    {"aten::logsumexp", "...->~", "dims(1) keepdim(2)"},
+    {"aten::max", "...->~", "reduce(max) carry(max:0)"},
+    {"aten::max.dim", "...->~,~", "dims(1) keepdim(2)"},
+    {"aten::mean", "...->~", "reduce(sum) mean(aten::sum) linear(0)"},
+    {"aten::mean.dim", "...->~", "dims(1) keepdim(2) reduce(sum) mean(aten::sum.dim_IntList) linear(0)"},
+    {"aten::median.dim", "...->~,~", "dims(1) keepdim(2)"},
+    {"aten::min", "...->~", "reduce(min) carry(min:0)"},
+    {"aten::min.dim", "...->~,~", "dims(1) keepdim(2)"},
+    {"aten::mode", "...->~,~", "dims(1) keepdim(2)"},
+    {"aten::nansum", "...->~", "dims(1) keepdim(2) reduce(sum)"},
+    {"aten::norm.Scalar", "...->~"},
+    {"aten::norm.ScalarOpt_dim", "...->~", "dims(2) keepdim(3)"},
+    {"aten::prod", "...->~", "reduce(product) carry(product:0)"},
+    {"aten::prod.dim_int", "...->~", "dims(1) keepdim(2) reduce(product) carry(product:0)"},
+    {"aten::sort", "...->...,...", "dims(1)"},
+    {"aten::sort.stable", "...->...,...", "dims(2)"},
+    {"aten::std.correction", "...->~", "dims(1) keepdim(3)"},
+    {"aten::std_mean.correction", "...->~,~", "dims(1) keepdim(3)"},
+    {"aten::sum", "...->~", "reduce(sum) linear(0)"},
+    {"aten::sum.dim_IntList", "...->~", "dims(1) keepdim(2) reduce(sum) linear(0)"},
+    {"aten::topk", "...->...,...", "dims(2)"},
+    {"aten::var.correction", "...->~", "dims(1) keepdim(3)"},
+    {"aten::var_mean.correction", "...->~,~", "dims(1) keepdim(3)"},
+};
+
+}  // namespace
+
+std::span<const RuleText> reduce() { return kRows; }
+
+}  // namespace dtensor::rules

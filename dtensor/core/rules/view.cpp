@@ -1,0 +1,35 @@
+#include "dtensor/core/rules/rules.h"
+
+namespace dtensor::rules {
+namespace {
+
+// Views alias their operand where their rule is free. Those that may `move` redistribute it where they have no free
+// form, and the result is then a copy; a plain `view` is refused instead.
+constexpr RuleText kRows[] = {
+    {"aten::_reshape_alias", "", "view(reshape_strides) move"},
+    {"aten::_unsafe_view", "", "view(reshape) move"},
+    {"aten::alias", "", "view(identity)"},
+    {"aten::detach", "", "view(identity)"},
+    {"aten::expand", "", "view(expand) move"},
+    {"aten::narrow", "", "view(narrow) move"},
+    {"aten::permute", "", "view(permute)"},
+    {"aten::reshape", "", "view(reshape) move"},
+    {"aten::select.int", "", "view(select) move key(2:nothing)"},
+    {"aten::slice.Tensor", "", "view(slice) move"},
+    {"aten::split.Tensor", "", "view(split) move"},
+    {"aten::split_with_sizes", "", "view(split_sizes) move"},
+    {"aten::squeeze", "", "view(squeeze) move"},
+    {"aten::squeeze.dim", "", "view(squeeze_dims) move"},
+    {"aten::squeeze.dims", "", "view(squeeze_dims) move"},
+    {"aten::t", "", "view(t)"},
+    {"aten::transpose.int", "", "view(transpose)"},
+    {"aten::unbind.int", "", "view(unbind) move"},
+    {"aten::unsqueeze", "", "view(unsqueeze)"},
+    {"aten::view", "", "view(reshape)"},
+};
+
+}  // namespace
+
+std::span<const RuleText> view() { return kRows; }
+
+}  // namespace dtensor::rules
