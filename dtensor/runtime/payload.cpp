@@ -6,6 +6,7 @@
 
 #include "dtensor/core/error.h"
 #include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/register.h"
 
 namespace dtensor {
 namespace {
@@ -58,6 +59,7 @@ c10::Device device_of(const DeviceMesh& mesh) {
 }
 
 at::Tensor wrap_payload(std::unique_ptr<Payload> payload, c10::Device device, const WrapOptions& options) {
+  ensure_registered();
   const TensorMeta& meta = payload->spec.meta();
   const auto type = c10::scalarTypeToTypeMeta(scalar_type_of(meta.dtype()));
   const at::IntArrayRef sizes(meta.shape().data(), meta.shape().size());

@@ -17,8 +17,8 @@ inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
 // tensor handle can take it over, and detached tensors share it.
 class Payload {
  public:
-  Payload(at::Tensor local, Spec spec, std::shared_ptr<const DeviceMesh> mesh)
-      : spec(std::move(spec)), mesh(std::move(mesh)), local_(std::move(local)) {}
+  Payload(at::Tensor my_part, Spec whole, std::shared_ptr<const DeviceMesh> my_mesh)
+      : spec(std::move(whole)), mesh(std::move(my_mesh)), local_(std::move(my_part)) {}
 
   // This rank's part; undefined where it is not in the mesh. Waits for a redistribution that is under way.
   const at::Tensor& local() {

@@ -21,8 +21,8 @@ Spec with_dtype(const Spec& spec, c10::ScalarType type) {
 }
 
 struct Held : torch::CustomClassHolder {
-  Held(Spec home, std::shared_ptr<const DeviceMesh> mesh, RedistributeOptions options)
-      : home(std::move(home)), mesh(std::move(mesh)), options(std::move(options)) {}
+  Held(Spec of_gradient, std::shared_ptr<const DeviceMesh> its_mesh, RedistributeOptions back)
+      : home(std::move(of_gradient)), mesh(std::move(its_mesh)), options(std::move(back)) {}
   const Spec home;
   const std::shared_ptr<const DeviceMesh> mesh;
   const RedistributeOptions options;
@@ -36,10 +36,12 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const Spec* to,
                             const std::shared_ptr<const DeviceMesh>* mesh, const RedistributeOptions* options) {
     Payload& payload = payload_of(tensor);
-    RedistributeOptions back = *options;
-    std::swap(back.forward_dtype, back.backward_dtype);
+    const RedistributeOptions back{.plan = options->plan,
+                                   .async = options->async,
+                                   .forward_dtype = options->backward_dtype,
+                                   .backward_dtype = options->forward_dtype};
     ctx->saved_data["held"] =
-        c10::IValue::make_capsule(c10::make_intrusive<Held>(home_of(payload.spec), payload.mesh, std::move(back)));
+        c10::IValue::make_capsule(c10::make_intrusive<Held>(home_of(payload.spec), payload.mesh, back));
     return redistribute_now(tensor, *to, *mesh, *options);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {

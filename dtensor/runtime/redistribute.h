@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/tensor.h"
 
 namespace dtensor {

@@ -68,7 +68,8 @@ Spec spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Placem
 }
 
 struct Held : torch::CustomClassHolder {
-  Held(Spec spec, std::shared_ptr<const DeviceMesh> mesh) : spec(std::move(spec)), mesh(std::move(mesh)) {}
+  Held(Spec of_gradient, std::shared_ptr<const DeviceMesh> its_mesh)
+      : spec(std::move(of_gradient)), mesh(std::move(its_mesh)) {}
   const Spec spec;  // of the gradient
   const std::shared_ptr<const DeviceMesh> mesh;
 };

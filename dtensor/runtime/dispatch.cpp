@@ -1,0 +1,510 @@
+// One kernel for every operator: find or make the decision, bring the operands where it wants them, run the operator on
+// this rank's parts, wrap the results.
+#include "dtensor/runtime/dispatch.h"
+
+#include <ATen/core/List.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include <bit>
+#include <mutex>
+#include <unordered_map>
+
+#include "dtensor/core/error.h"
+#include "dtensor/core/hash.h"
+#include "dtensor/runtime/backward.h"
+#include "dtensor/runtime/dispatch_impl.h"
+#include "dtensor/runtime/identity.h"
+#include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/redistribute.h"
+#include "dtensor/runtime/register.h"
+
+namespace dtensor {
+namespace {
+
+thread_local int replicating = 0;
+thread_local NoRule no_rule = NoRule::kReplicate;
+
+// ---- operands
+
+[[noreturn]] void refuse_plain(const LocalCall& call, const at::Tensor& plain, const OpInfo::Arg& arg) {
+  fail_invalid(call.info.name,
+               {.what = "a plain tensor among distributed ones",
+                .got = meta_of(plain).to_string() + " as argument \"" + arg.name + "\"",
+                .expected = "distributed tensors, or numbers",
+                .advice = "distribute_tensor(tensor, mesh, placements), or ImplicitReplication where it is the same on "
+                          "all ranks"});
+}
+
+bool plain_counts_as_replica(const LocalCall& call, const OpInfo::Arg& arg) {
+  if (replicating > 0 || in_backward()) return true;
+  return call.info.name == "aten::copy_" && !arg.written;
+}
+
+at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh) {
+  const Spec spec =
+      Spec::make(meta_of(plain), *mesh, Placements(static_cast<std::size_t>(mesh->ndim()), Replicate()));
+  return wrap(mesh->contains_me() ? plain : at::Tensor(), spec, mesh, {.shared = true});
+}
+
+template <class Fn>
+void for_each_tensor(const LocalCall& call, Fn fn) {
+  for (std::size_t i = 0; i < call.info.args.size(); ++i) {
+    const c10::IValue& value = call.arg(i);
+    switch (call.info.args[i].kind) {
+      case OpInfo::ArgKind::kTensor:
+        if (value.isTensor() && value.toTensor().defined()) fn(value.toTensor(), i, std::size_t{0});
+        break;
+      case OpInfo::ArgKind::kTensorList:
+        if (value.isTensorList()) {
+          const auto list = value.toTensorList();
+          for (std::size_t k = 0; k < list.size(); ++k) fn(static_cast<at::Tensor>(list[k]), i, k);
+        }
+        break;
+      case OpInfo::ArgKind::kOptionalTensorList:
+        if (value.isList()) {
+          const auto& list = value.toListRef();
+          for (std::size_t k = 0; k < list.size(); ++k) {
+            if (list[k].isTensor() && list[k].toTensor().defined()) fn(list[k].toTensor(), i, k);
+          }
+        }
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+void collect(LocalCall& call) {
+  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t item) {
+    Payload* payload = has_payload(tensor) ? &payload_of(tensor) : nullptr;
+    if (payload && !call.mesh) call.mesh = payload->mesh;
+    if (payload && at::GradMode::is_enabled()) bring_gradient_home(tensor, *payload);
+    if (payload && payload->lost_alias && call.info.args[arg].written) {
+      fail_invalid(call.info.name,
+                   {.what = "writing to a view that had to be copied: what it was taken from would not see it",
+                    .got = payload->spec.to_string(),
+                    .advice = "redistribute before taking the view, or clone() it"});
+    }
+    call.operands.push_back({tensor, payload, arg, item});
+  });
+  for (Operand& operand : call.operands) {
+    if (operand.payload) continue;
+    const OpInfo::Arg& arg = call.info.args[operand.arg];
+    if (operand.tensor.dim() == 0 && !arg.written) continue;
+    if (!plain_counts_as_replica(call, arg)) refuse_plain(call, operand.tensor, arg);
+    operand.tensor = as_replica(operand.tensor, call.mesh);
+    operand.payload = &payload_of(operand.tensor);
+  }
+}
+
+// ---- keys
+
+std::uint64_t bits(double value) { return std::bit_cast<std::uint64_t>(value); }
+
+void add_value(std::vector<std::uint64_t>& words, const c10::IValue& value) {
+  if (value.isNone()) {
+    words.push_back(1);
+  } else if (value.isInt()) {
+    words.push_back(2);
+    words.push_back(static_cast<std::uint64_t>(value.toInt()));
+  } else if (value.isBool()) {
+    words.push_back(value.toBool() ? 3 : 4);
+  } else if (value.isDouble()) {
+    words.push_back(5);
+    words.push_back(bits(value.toDouble()));
+  } else if (value.isIntList()) {
+    const auto list = value.toIntList();
+    words.push_back(6 + 16 * list.size());
+    for (std::size_t i = 0; i < list.size(); ++i) words.push_back(static_cast<std::uint64_t>(list.get(i)));
+  } else {
+    const StaticArg arg = static_arg({}, value);
+    const Dims ints = arg.as_ints();
+    words.push_back(7 + 16 * ints.size());
+    for (const std::int64_t i : ints) words.push_back(static_cast<std::uint64_t>(i));
+    words.push_back(bits(arg.as_double()));
+    words.push_back(arg.as_text().size());
+    for (const char c : arg.as_text()) words.push_back(static_cast<unsigned char>(c));
+  }
+}
+
+std::uint64_t number_type(const c10::IValue& value) {
+  if (value.isInt()) return 11;
+  if (value.isDouble()) return 12;
+  if (value.isBool()) return 13;
+  return value.isNone() ? 1 : 14;
+}
+
+void add_static(std::vector<std::uint64_t>& words, KeyUse use, const c10::IValue& value) {
+  switch (use) {
+    case KeyUse::kNothing:
+      return;
+    case KeyUse::kPresence:
+      words.push_back(value.isNone() ? 1 : 15);
+      return;
+    case KeyUse::kPlain:
+      // An int may be a size or a dim; only what cannot be one is a mere number.
+      if (value.isDouble() || value.isComplexDouble()) {
+        words.push_back(number_type(value));
+        return;
+      }
+      break;
+    case KeyUse::kType:
+      words.push_back(number_type(value));
+      return;
+    case KeyUse::kSign:
+      words.push_back(number_type(value));
+      words.push_back(static_cast<std::uint64_t>(static_arg({}, value).sign() + 1));
+      return;
+    case KeyUse::kValue:
+      break;
+  }
+  add_value(words, value);
+}
+
+void make_key(const LocalCall& call, std::vector<std::uint64_t>& words) {
+  words.clear();
+  words.push_back(reinterpret_cast<std::uintptr_t>(&call.info));
+  words.push_back(static_cast<std::uint64_t>(call.mesh->rank()));
+  for (const Operand& operand : call.operands) {
+    words.push_back(operand.arg * 65536 + operand.item);
+    if (operand.payload) {
+      words.push_back(operand.payload->spec.hash());
+    } else {
+      const bool wrapped = operand.tensor.unsafeGetTensorImpl()->is_wrapped_number();
+      words.push_back(static_cast<std::uint64_t>(operand.tensor.scalar_type()) * 2 + (wrapped ? 1 : 0));
+    }
+  }
+  for (std::size_t i = 0; i < call.info.args.size(); ++i) {
+    const OpInfo::Arg& arg = call.info.args[i];
+    if (arg.kind == OpInfo::ArgKind::kOther || arg.kind == OpInfo::ArgKind::kDType) {
+      add_static(words, arg.key, call.arg(i));
+    }
+  }
+}
+
+// ---- decisions, kept by each thread: nothing in them is a thread's own, it only saves a lock
+
+class Cache {
+ public:
+  std::shared_ptr<const Prepared> find(std::size_t hash, const std::vector<std::uint64_t>& words) {
+    const auto [begin, end] = entries_.equal_range(hash);
+    for (auto entry = begin; entry != end; ++entry) {
+      if (entry->second->words == words) {
+        ++stats_.hits;
+        return entry->second;
+      }
+    }
+    ++stats_.misses;
+    return nullptr;
+  }
+  void insert(std::size_t hash, std::shared_ptr<const Prepared> prepared) {
+    if (entries_.size() >= kMostEntries) entries_.clear();
+    entries_.emplace(hash, std::move(prepared));
+  }
+  DispatchStats stats() const {
+    DispatchStats stats = stats_;
+    stats.entries = entries_.size();
+    return stats;
+  }
+
+ private:
+  static constexpr std::size_t kMostEntries = 16'384;
+  std::unordered_multimap<std::size_t, std::shared_ptr<const Prepared>> entries_;
+  DispatchStats stats_;
+};
+
+Cache& cache() {
+  thread_local Cache instance;
+  return instance;
+}
+
+std::shared_ptr<const Prepared> find_or_prepare(const LocalCall& call) {
+  thread_local std::vector<std::uint64_t> words;
+  make_key(call, words);
+  Hasher hasher;
+  for (const std::uint64_t word : words) hasher.add(word);
+  if (auto known = cache().find(hasher.value(), words)) return known;
+  std::vector<std::uint64_t> key = words;  // deciding may call operators, which use `words`
+  auto prepared = prepare(call, std::move(key));
+  cache().insert(hasher.value(), prepared);
+  return prepared;
+}
+
+void say_no_rule(const LocalCall& call) {
+  if (no_rule == NoRule::kRefuse) {
+    fail_unsupported(call.info.name, {.what = "the operator has no rule, and running it on replicated operands is refused",
+                                      .got = call.operands[0].payload ? call.operands[0].payload->spec.to_string() : "",
+                                      .advice = "NoRuleGuard(NoRule::kReplicate), or a rule for it"});
+  }
+  static std::mutex mutex;
+  static std::unordered_map<const OpInfo*, bool> said;
+  {
+    const std::lock_guard lock(mutex);
+    if (std::exchange(said[&call.info], true)) return;
+  }
+  TORCH_WARN("dtensor: ", call.info.name, " has no rule and runs on replicated operands");
+}
+
+// ---- running
+
+void set_tensor(LocalCall& call, const Operand& operand, const at::Tensor& local) {
+  c10::IValue& value = call.arg(operand.arg);
+  if (call.info.args[operand.arg].kind == OpInfo::ArgKind::kTensor) {
+    value = local;
+  } else if (value.isTensorList()) {
+    if (operand.item == 0) value = value.toTensorList().copy();
+    value.toTensorList().set(operand.item, local);
+  } else {
+    auto list = value.to<c10::List<c10::optional<at::Tensor>>>().copy();
+    list.set(operand.item, local);
+    value = std::move(list);
+  }
+}
+
+at::Tensor local_for(const Operand& operand, const std::vector<Plan>& plans) {
+  at::Tensor local = operand.payload->local();
+  for (const Plan& plan : plans) local = execute(*operand.payload->mesh, plan, local);
+  return local;
+}
+
+// Results of those who do not run the operator: nothing at all, the identity, or operand 0 as it is.
+at::Tensor made_up(const Prepared& prepared, std::size_t output, const LocalCall& call) {
+  const Spec& spec = *prepared.decision.outputs[output];
+  const LocalWork& work = prepared.decision.local;
+  if (!prepared.fills && work.others == LocalWork::Others::kKeep) return local_for(call.operands[0], prepared.plans[0]).clone();
+  const Dims& shape = prepared.output_shapes[output];
+  const at::Tensor result = at::empty(
+      {shape.data(), shape.size()},
+      call.operands[0].payload->local().options().dtype(scalar_type_of(spec.meta().dtype())));
+  fill_identity(result, prepared.fills ? *work.identity : work.others_op);
+  return result;
+}
+
+class Results {
+ public:
+  Results(LocalCall& call, const Prepared& prepared) : call_(call), prepared_(prepared) {}
+
+  // The local results are on the stack; the saved arguments are those that are returned.
+  void wrap_all(const std::vector<c10::IValue>& arguments) {
+    const std::size_t first = call_.stack.size() - call_.info.returns.size();
+    for (std::size_t r = 0; r < call_.info.returns.size(); ++r) {
+      const OpInfo::Return& result = call_.info.returns[r];
+      c10::IValue& value = call_.stack[first + r];
+      if (result.written_arg >= 0) {
+        next_ += value.isTensorList() ? value.toTensorList().size() : 1;
+        value = arguments[static_cast<std::size_t>(result.written_arg)];
+      } else if (result.is_tensor) {
+        value = wrap_one(value.toTensor());
+      } else if (result.is_list) {
+        std::vector<at::Tensor> list = value.toTensorVector();
+        for (at::Tensor& tensor : list) tensor = wrap_one(tensor);
+        value = std::move(list);
+      }
+    }
+  }
+
+ private:
+  at::Tensor wrap_one(const at::Tensor& local) {
+    const std::size_t output = next_++;
+    const Decision& decision = prepared_.decision;
+    if (prepared_.replicated) {
+      if (!local.defined()) return local;
+      return as_replica(local, call_.mesh);
+    }
+    if (output >= decision.outputs.size() || !decision.outputs[output]) return {};
+    WrapOptions options;
+    const bool view = call_.info.returns_alias && decision.alias;
+    if (view) options.base = &call_.operands[0].tensor;
+    at::Tensor result = wrap(local, *decision.outputs[output], call_.mesh, options);
+    if (call_.info.returns_alias && !decision.alias) payload_of(result).lost_alias = true;
+    return result;
+  }
+
+  LocalCall& call_;
+  const Prepared& prepared_;
+  std::size_t next_ = 0;
+};
+
+// The written arguments that were brought elsewhere for the operator: the result goes back to where they lie.
+void write_back(const LocalCall& call, const Prepared& prepared, const std::vector<at::Tensor>& locals) {
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    const Operand& operand = call.operands[i];
+    if (!operand.payload || !call.info.args[operand.arg].written || prepared.plans[i].empty()) continue;
+    const at::Tensor back =
+        execute(*call.mesh, make_plan(*prepared.decision.inputs[i], operand.payload->spec), locals[i]);
+    if (back.defined()) operand.payload->local().copy_(back);
+  }
+}
+
+void drop_arguments(LocalCall& call) { torch::jit::drop(call.stack, call.info.args.size()); }
+
+void run_locally(LocalCall& call, const Prepared& prepared) {
+  if (prepared.other_op) {
+    prepared.other_op->callBoxed(&call.stack);
+  } else {
+    call.op.callBoxed(&call.stack);
+  }
+  const std::int64_t divisor = prepared.decision.local.divide_by;
+  if (divisor == 1) return;
+  for (std::size_t r = 0; r < call.info.returns.size(); ++r) {
+    const c10::IValue& value = call.stack[call.stack.size() - 1 - r];
+    if (value.isTensor() && value.toTensor().defined()) value.toTensor().div_(divisor);
+  }
+}
+
+// For ranks that do not run the operator.
+void make_up_results(LocalCall& call, const Prepared& prepared) {
+  std::vector<c10::IValue> results;
+  std::size_t output = 0;
+  for (const OpInfo::Return& result : call.info.returns) {
+    if (result.written_arg >= 0) {
+      if (prepared.runs || prepared.decision.local.others == LocalWork::Others::kIdentity) {
+        fill_identity(call.operands[0].payload->local(), prepared.decision.local.others_op);
+      }
+      ++output;
+      results.emplace_back(at::Tensor());
+    } else {
+      results.emplace_back(made_up(prepared, output++, call));
+    }
+  }
+  drop_arguments(call);
+  for (c10::IValue& result : results) call.stack.push_back(std::move(result));
+}
+
+// Ranks outside the mesh hold nothing, and have nothing to run.
+void skip(LocalCall& call, const Prepared& prepared) {
+  const OpInfo& info = call.info;
+  drop_arguments(call);
+  std::size_t output = 0;
+  for (const OpInfo::Return& result : info.returns) {
+    if (result.is_tensor || result.written_arg >= 0) {
+      call.stack.emplace_back(at::Tensor());
+      ++output;
+    } else if (result.is_list) {
+      std::vector<at::Tensor> list(prepared.decision.outputs.size() - output);
+      output += list.size();
+      call.stack.emplace_back(std::move(list));
+    } else {
+      fail_invalid(info.name, {.what = "this rank is not in the tensor's mesh, and has no value of it",
+                               .got = "rank " + std::to_string(call.mesh->rank()) + " and " + call.mesh->to_string()});
+    }
+  }
+}
+
+void check_non_members(const LocalCall& call, const Prepared& prepared) {
+  if (!prepared.replicated || call.mesh->contains_me()) return;
+  for (const OpInfo::Return& result : call.info.returns) {
+    if (result.written_arg >= 0) continue;
+    fail_unsupported(call.info.name, {.what = "an operator without a rule on a rank outside the tensor's mesh",
+                                      .got = "rank " + std::to_string(call.mesh->rank()) + " and " +
+                                             call.mesh->to_string()});
+  }
+}
+
+void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}));
+  LocalCall call{info, op, *stack, {}, nullptr};
+  collect(call);
+  const std::shared_ptr<const Prepared> prepared = find_or_prepare(call);
+  if (prepared->replicated) say_no_rule(call);
+  check_non_members(call, *prepared);
+
+  std::vector<c10::IValue> arguments;
+  if (info.writes) arguments.assign(stack->end() - static_cast<std::ptrdiff_t>(info.args.size()), stack->end());
+  std::vector<at::Tensor> locals(call.operands.size());
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    const Operand& operand = call.operands[i];
+    if (!operand.payload) continue;
+    locals[i] = local_for(operand, prepared->plans[i]);
+    set_tensor(call, operand, locals[i]);
+  }
+  if (!call.mesh->contains_me()) {
+    skip(call, *prepared);
+  } else if (!prepared->runs || prepared->fills) {
+    make_up_results(call, *prepared);
+  } else {
+    for (const auto& [arg, value] : prepared->rewrites) call.arg(arg) = value;
+    run_locally(call, *prepared);
+  }
+  if (info.writes && prepared->moves) write_back(call, *prepared, locals);
+  Results(call, *prepared).wrap_all(arguments);
+}
+
+// A detached tensor shares all that the tensor has, also what is still under way.
+void run_detach(torch::jit::Stack* stack) {
+  const at::Tensor tensor = torch::jit::pop(*stack).toTensor();
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  stack->emplace_back(at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false)));
+}
+
+class OpKernel final : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    std::call_once(once_, [&] {
+      info_ = std::make_unique<OpInfo>(op);
+      detaches_ = info_->name == "aten::detach" || info_->name == "aten::alias";
+    });
+    if (detaches_) {
+      run_detach(stack);
+    } else {
+      run(*info_, op, stack);
+    }
+  }
+
+ private:
+  std::once_flag once_;
+  std::unique_ptr<OpInfo> info_;
+  bool detaches_ = false;
+};
+
+// For operators that were registered after ours.
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  static std::mutex mutex;
+  static auto* known = new std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OpInfo>>();
+  const OpInfo* info = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    auto& entry = (*known)[&op.schema()];
+    if (!entry) entry = std::make_unique<OpInfo>(op);
+    info = entry.get();
+  }
+  run(*info, op, stack);
+}
+
+void register_all() {
+  // Never destroyed: tensors may outlive main.
+  static auto* any = new torch::Library(torch::Library::IMPL, "_", kDTensorKey, __FILE__, __LINE__);
+  any->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  static auto* aten = new torch::Library(torch::Library::IMPL, "aten", kDTensorKey, __FILE__, __LINE__);
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) continue;
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    // Those made of other operators reach us through them.
+    if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
+    const std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    aten->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OpKernel>()));
+  }
+}
+
+}  // namespace
+
+void ensure_registered() {
+  static std::once_flag once;
+  std::call_once(once, register_all);
+}
+
+DispatchStats dispatch_stats() { return cache().stats(); }
+
+ImplicitReplication::ImplicitReplication() { ++replicating; }
+ImplicitReplication::~ImplicitReplication() { --replicating; }
+
+NoRuleGuard::NoRuleGuard(NoRule mode) : before_(std::exchange(no_rule, mode)) {}
+NoRuleGuard::~NoRuleGuard() { no_rule = before_; }
+
+}  // namespace dtensor

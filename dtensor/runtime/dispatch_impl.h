@@ -1,0 +1,55 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "dtensor/core/plan.h"
+#include "dtensor/core/propagate.h"
+#include "dtensor/runtime/op_info_impl.h"
+#include "dtensor/runtime/payload.h"
+
+namespace dtensor {
+
+// One tensor among a call's arguments.
+struct Operand {
+  at::Tensor tensor;
+  Payload* payload;  // null: a plain number
+  std::size_t arg;
+  std::size_t item;  // in a list
+};
+
+// A call as the kernel sees it.
+struct LocalCall {
+  const OpInfo& info;
+  const c10::OperatorHandle& op;
+  torch::jit::Stack& stack;
+  InlineVec<Operand, 6> operands;
+  std::shared_ptr<const DeviceMesh> mesh;  // of the first distributed operand
+
+  c10::IValue& arg(std::size_t i) { return stack[stack.size() - info.args.size() + i]; }
+  const c10::IValue& arg(std::size_t i) const { return stack[stack.size() - info.args.size() + i]; }
+};
+
+// What to do for one key: a decision, and all of it that can be worked out beforehand on this rank.
+struct Prepared {
+  std::vector<std::uint64_t> words;             // the key
+  std::vector<std::optional<Spec>> operands;    // keeps the key's specs alive
+  Decision decision;
+  bool replicated = false;                      // there was no rule
+  bool moves = false;                           // some operand is redistributed
+  std::vector<std::vector<Plan>> plans;         // per operand
+  std::vector<std::pair<std::size_t, c10::IValue>> rewrites;
+  std::optional<c10::OperatorHandle> other_op;  // what runs instead
+  bool runs = true;                             // is the operator run here?
+  bool fills = false;                           // are the results the identity instead?
+  std::vector<Dims> output_shapes;              // of the local results
+};
+
+// Decides, on a miss. Errors: what the operator itself says of its arguments, and what has no way.
+std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::uint64_t> words);
+
+// A static argument as rules see it.
+StaticArg static_arg(const OpInfo::Arg& arg, const c10::IValue& value);
+
+}  // namespace dtensor

@@ -1,0 +1,79 @@
+#include "dtensor/runtime/op_info_impl.h"
+
+namespace dtensor {
+namespace {
+
+using c10::TypeKind;
+
+OpInfo::ArgKind kind_of(const c10::Argument& argument) {
+  const c10::TypePtr type = argument.real_type();
+  const auto inner = [](const c10::TypePtr& t) { return t->containedType(0); };
+  const auto is_optional = [](const c10::TypePtr& t) { return t->kind() == TypeKind::OptionalType; };
+  if (type->kind() == TypeKind::TensorType) return OpInfo::ArgKind::kTensor;
+  if (is_optional(type)) {
+    if (inner(type)->kind() == TypeKind::TensorType) return OpInfo::ArgKind::kTensor;
+    if (inner(type)->kind() == TypeKind::ScalarTypeType) return OpInfo::ArgKind::kDType;
+    return OpInfo::ArgKind::kOther;
+  }
+  if (type->kind() == TypeKind::ScalarTypeType) return OpInfo::ArgKind::kDType;
+  if (type->kind() != TypeKind::ListType) return OpInfo::ArgKind::kOther;
+  const c10::TypePtr element = inner(type);
+  if (element->kind() == TypeKind::TensorType) return OpInfo::ArgKind::kTensorList;
+  if (is_optional(element) && inner(element)->kind() == TypeKind::TensorType) {
+    return OpInfo::ArgKind::kOptionalTensorList;
+  }
+  return OpInfo::ArgKind::kOther;
+}
+
+bool is_generator(const c10::Argument& argument) {
+  c10::TypePtr type = argument.real_type();
+  if (type->kind() == TypeKind::OptionalType) type = type->containedType(0);
+  return type->kind() == TypeKind::GeneratorType;
+}
+
+// Is a value that the schema marks with this alias set the same memory as the other?
+bool same_alias(const c10::AliasInfo* a, const c10::AliasInfo* b) {
+  if (!a || !b) return false;
+  for (const auto& symbol : a->beforeSets()) {
+    if (b->beforeSets().count(symbol)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+OpInfo::OpInfo(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
+  rule = find_rule(name);
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
+    const bool written = argument.alias_info() && argument.alias_info()->isWrite();
+    takes_generator = takes_generator || is_generator(argument);
+    writes = writes || written;
+    if (written && argument.is_out()) out = true;
+    args.push_back({argument.name(), kind_of(argument), written, rule ? key_use(*rule->rule, i) : KeyUse::kPlain});
+  }
+  in_place = writes && !out && !args.empty() && args[0].written;
+  for (const c10::Argument& result : schema.returns()) {
+    Return r;
+    const auto kind = kind_of(result);
+    r.is_tensor = kind == ArgKind::kTensor;
+    r.is_list = kind == ArgKind::kTensorList;
+    for (std::size_t i = 0; i < args.size(); ++i) {
+      const c10::Argument& argument = schema.arguments()[i];
+      if (!same_alias(result.alias_info(), argument.alias_info())) continue;
+      if (args[i].written) {
+        r.written_arg = static_cast<int>(i);
+      } else {
+        r.alias = true;
+      }
+    }
+    // The results of a split share memory with its operand through a wildcard in the list's elements.
+    if (r.is_list && result.alias_info()) r.alias = true;
+    returns_alias = returns_alias || r.alias;
+    returns.push_back(r);
+  }
+}
+
+}  // namespace dtensor

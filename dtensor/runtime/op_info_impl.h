@@ -1,0 +1,46 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtensor/core/inline_vec.h"
+#include "dtensor/core/rule.h"
+
+namespace dtensor {
+
+// What is known of an operator before it is called: its schema as the dispatcher needs it, and its rule.
+struct OpInfo {
+  explicit OpInfo(const c10::OperatorHandle& op);
+
+  enum class ArgKind : std::uint8_t { kTensor, kTensorList, kOptionalTensorList, kDType, kOther };
+  struct Arg {
+    std::string name;
+    ArgKind kind = ArgKind::kOther;
+    bool written = false;
+    KeyUse key = KeyUse::kPlain;
+  };
+  struct Return {
+    bool is_tensor = false;
+    bool is_list = false;
+    int written_arg = -1;  // the argument that is returned, of in-place and `out` forms
+    bool alias = false;    // shares memory with an argument that is not written
+  };
+
+  std::string name;  // with the overload: "aten::add.Tensor"
+  std::vector<Arg> args;
+  std::vector<Return> returns;
+  std::optional<FoundRule> rule;
+  bool takes_generator = false;
+  bool returns_alias = false;
+  bool writes = false;
+  bool in_place = false;  // writes its first argument and returns it
+  bool out = false;       // writes arguments given for the results
+};
+
+}  // namespace dtensor

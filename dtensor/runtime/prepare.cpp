@@ -1,0 +1,247 @@
+// What happens when a call is new: its operands' specs go to the rules, and the answer is worked out for this rank.
+#include <ATen/core/List.h>
+#include <ATen/ops/empty_strided.h>
+
+#include "dtensor/core/error.h"
+#include "dtensor/runtime/dispatch_impl.h"
+#include "dtensor/runtime/meta.h"
+
+namespace dtensor {
+namespace {
+
+using NumberType = StaticArg::NumberType;
+
+at::Tensor meta_tensor(const TensorMeta& meta) {
+  return at::empty_strided({meta.shape().data(), meta.shape().size()}, {meta.stride().data(), meta.stride().size()},
+                           c10::TensorOptions().dtype(scalar_type_of(meta.dtype())).device(c10::DeviceType::Meta));
+}
+
+// The operator itself on tensors without data: shapes, strides and types of its results, or its own complaint about the
+// arguments. No value where this libtorch cannot say.
+std::optional<std::vector<std::optional<TensorMeta>>> global_results(const LocalCall& call) {
+  torch::jit::Stack stack(call.stack.end() - static_cast<std::ptrdiff_t>(call.info.args.size()), call.stack.end());
+  for (const Operand& operand : call.operands) {
+    if (!operand.payload) continue;
+    const at::Tensor meta = meta_tensor(operand.payload->spec.meta());
+    c10::IValue& value = stack[operand.arg];
+    if (call.info.args[operand.arg].kind == OpInfo::ArgKind::kTensor) {
+      value = meta;
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorList().copy();
+      list.set(operand.item, meta);
+      value = std::move(list);
+    } else {
+      auto list = value.to<c10::List<c10::optional<at::Tensor>>>().copy();
+      list.set(operand.item, meta);
+      value = std::move(list);
+    }
+  }
+  try {
+    call.op.callBoxed(&stack);
+  } catch (const c10::NotImplementedError&) {
+    return std::nullopt;
+  }
+  std::vector<std::optional<TensorMeta>> results;
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined()) {
+      results.emplace_back(meta_of(tensor));
+    } else {
+      results.emplace_back();
+    }
+  };
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) add(value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
+    }
+  }
+  return results;
+}
+
+OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> results) {
+  OpCall described{call.info.name, {}, {}, std::move(results)};
+  std::vector<std::pair<std::size_t, std::size_t>> ranges(call.info.args.size(), {0, 0});
+  for (const Operand& operand : call.operands) {
+    auto& [first, count] = ranges[operand.arg];
+    if (count++ == 0) first = described.operands.size();
+    described.operands.push_back(operand.payload ? std::optional<Spec>(operand.payload->spec) : std::nullopt);
+  }
+  for (std::size_t i = 0; i < call.info.args.size(); ++i) {
+    const OpInfo::Arg& arg = call.info.args[i];
+    if (arg.kind == OpInfo::ArgKind::kOther || arg.kind == OpInfo::ArgKind::kDType) {
+      described.args.push_back(ArgRef::value(static_arg(arg, call.arg(i))));
+    } else {
+      described.args.push_back(ArgRef::tensors(ranges[i].first, ranges[i].second));
+    }
+  }
+  return described;
+}
+
+Spec replicated(const Spec& spec) {
+  return Spec::make(spec.meta(), spec.mesh(), Placements(static_cast<std::size_t>(spec.mesh().ndim()), Replicate()));
+}
+
+std::string operands_text(const LocalCall& call) {
+  std::string text;
+  for (const Operand& operand : call.operands) {
+    if (!text.empty()) text += ", ";
+    text += operand.payload ? operand.payload->spec.to_string() : "a number";
+  }
+  return text;
+}
+
+c10::IValue to_ivalue(const StaticArg& value) {
+  switch (value.kind()) {
+    case StaticArg::Kind::kBool:
+      return value.as_bool();
+    case StaticArg::Kind::kInts: {
+      const Dims ints = value.as_ints();
+      return c10::IValue(std::vector<std::int64_t>(ints.begin(), ints.end()));
+    }
+    case StaticArg::Kind::kNumber:
+      return value.as_double();
+    case StaticArg::Kind::kText:
+      return value.as_text();
+    case StaticArg::Kind::kNone:
+      return {};
+    default:
+      return value.as_int();
+  }
+}
+
+c10::IValue int_list(const Dims& dims) { return c10::IValue(std::vector<std::int64_t>(dims.begin(), dims.end())); }
+
+c10::IValue rewritten(const Rewrite& rewrite, const Decision& decision, const Dims& at) {
+  switch (rewrite.kind) {
+    case Rewrite::Kind::kLocalShape:
+      return int_list(decision.outputs[rewrite.index]->local_shape(at));
+    case Rewrite::Kind::kLocalStride:
+      return int_list(decision.outputs[rewrite.index]->local_stride(at));
+    case Rewrite::Kind::kScaled: {
+      const Spec& spec = *decision.inputs[0];
+      const std::int64_t global = spec.meta().shape()[rewrite.index];
+      const std::int64_t local = spec.local_shape(at)[rewrite.index];
+      Dims sizes = rewrite.value.as_ints();
+      for (std::int64_t& size : sizes) size = global == 0 ? 0 : size * local / global;
+      if (rewrite.value.kind() == StaticArg::Kind::kInt) return sizes[0];
+      return int_list(sizes);
+    }
+    case Rewrite::Kind::kValue:
+      break;
+  }
+  return to_ivalue(rewrite.value);
+}
+
+void check_no_way(const LocalCall& call, const std::string& reason) {
+  fail_invalid(call.info.name, {.what = reason, .got = operands_text(call), .advice = "redistribute the operands first"});
+}
+
+// Without a rule, or where this libtorch cannot tell what the results will be.
+Decision on_replicas(const LocalCall& call) {
+  if (call.info.takes_generator) {
+    fail_unsupported(call.info.name, {.what = "a random operator without a rule: its ranks would draw different numbers",
+                                      .got = operands_text(call)});
+  }
+  if (call.info.returns_alias) {
+    fail_unsupported(call.info.name,
+                     {.what = "an operator without a rule whose result shares memory with its operand: what is written to "
+                              "the one would be lost to the other",
+                      .got = operands_text(call),
+                      .advice = "full_tensor()"});
+  }
+  Decision decision;
+  for (const Operand& operand : call.operands) {
+    decision.inputs.push_back(operand.payload ? std::optional<Spec>(replicated(operand.payload->spec)) : std::nullopt);
+  }
+  decision.reason = "no rule: the operands are replicated";
+  return decision;
+}
+
+void work_out(const LocalCall& call, Prepared& prepared) {
+  const Decision& decision = prepared.decision;
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    prepared.plans.emplace_back();
+    const Operand& operand = call.operands[i];
+    if (!operand.payload || i >= decision.inputs.size() || !decision.inputs[i]) continue;
+    const Spec* at = &operand.payload->spec;
+    if (*at == *decision.inputs[i]) continue;
+    for (const Spec& stop : stops_between(*at, *decision.inputs[i])) {
+      prepared.plans.back().push_back(make_plan(*at, stop));
+      at = &stop;
+    }
+    prepared.moves = true;
+  }
+  const LocalWork& local = decision.local;
+  if (!local.op.empty()) {
+    const std::size_t dot = local.op.find('.');
+    const std::string overload = dot == std::string::npos ? "" : local.op.substr(dot + 1);
+    prepared.other_op = c10::Dispatcher::singleton().findSchemaOrThrow(local.op.substr(0, dot).c_str(), overload.c_str());
+  }
+  const auto at = call.mesh->coordinate();
+  if (!at) return;
+  for (const Rewrite& rewrite : decision.rewrites) {
+    prepared.rewrites.emplace_back(rewrite.arg, rewritten(rewrite, decision, *at));
+  }
+  for (const std::int64_t m : local.once) prepared.runs = prepared.runs && (*at)[m] == 0;
+  if (local.identity && decision.inputs[0]) {
+    std::int64_t numel = 1;
+    for (const std::int64_t size : decision.inputs[0]->local_shape(*at)) numel *= size;
+    prepared.fills = numel == 0;
+  }
+  for (const auto& output : decision.outputs) {
+    prepared.output_shapes.push_back(output ? output->local_shape(*at) : Dims{});
+  }
+}
+
+}  // namespace
+
+StaticArg static_arg(const OpInfo::Arg& arg, const c10::IValue& value) {
+  if (value.isNone()) return StaticArg::none();
+  if (arg.kind == OpInfo::ArgKind::kDType) return StaticArg::dtype(dtype_of(value.toScalarType()));
+  if (value.isBool()) return StaticArg::boolean(value.toBool());
+  if (value.isInt()) return StaticArg::integer(value.toInt());
+  if (value.isDouble()) return StaticArg::number(NumberType::kFloating, value.toDouble());
+  if (value.isComplexDouble()) return StaticArg::number(NumberType::kComplex, value.toComplexDouble().real());
+  if (value.isIntList()) {
+    const auto list = value.toIntVector();
+    return StaticArg::integers(Dims(list.begin(), list.end()));
+  }
+  if (value.isBoolList()) {
+    const auto list = value.toBoolList();
+    Dims bools;
+    for (const bool b : list) bools.push_back(b ? 1 : 0);
+    return StaticArg::integers(std::move(bools));
+  }
+  if (value.isString()) return StaticArg::text(value.toStringRef());
+  if (value.isDevice()) return StaticArg::text(value.toDevice().str());
+  if (value.isDoubleList()) {
+    std::string text;
+    for (const double number : value.toDoubleVector()) text += std::to_string(number) + ' ';
+    return StaticArg::text(std::move(text));
+  }
+  return StaticArg::text(value.tagKind());
+}
+
+std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::uint64_t> words) {
+  auto prepared = std::make_shared<Prepared>();
+  prepared->words = std::move(words);
+  for (const Operand& operand : call.operands) {
+    prepared->operands.push_back(operand.payload ? std::optional<Spec>(operand.payload->spec) : std::nullopt);
+  }
+  bool returns_tensors = false;
+  for (const OpInfo::Return& result : call.info.returns) returns_tensors |= result.is_tensor || result.is_list;
+  std::optional<std::vector<std::optional<TensorMeta>>> results = std::vector<std::optional<TensorMeta>>{};
+  if (returns_tensors) results = global_results(call);
+  if (call.info.rule && results) {
+    auto decision = decide(*call.info.rule->rule, describe(call, std::move(*results)));
+    if (!decision) check_no_way(call, decision.reason());
+    prepared->decision = std::move(*decision);
+  } else {
+    prepared->decision = on_replicas(call);
+    prepared->replicated = true;
+  }
+  work_out(call, *prepared);
+  return prepared;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,8 @@
+#pragma once
+
+namespace dtensor {
+
+// Makes libtorch send the operators of distributed tensors to us. Called before the first one is made.
+void ensure_registered();
+
+}  // namespace dtensor
