@@ -49,6 +49,11 @@ struct Prepared {
 // Decides, on a miss. Errors: what the operator itself says of its arguments, and what has no way.
 std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::uint64_t> words);
 
+// Shapes, strides and types of an operator's results, or its own complaint about the arguments; no value for an
+// undefined result, none at all where it cannot be said.
+using GlobalResults = std::optional<std::vector<std::optional<TensorMeta>>>;
+GlobalResults global_results(const LocalCall& call);
+
 // A static argument as rules see it.
 StaticArg static_arg(const OpInfo::Arg& arg, const c10::IValue& value);
 

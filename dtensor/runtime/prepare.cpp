@@ -1,7 +1,4 @@
 // What happens when a call is new: its operands' specs go to the rules, and the answer is worked out for this rank.
-#include <ATen/core/List.h>
-#include <ATen/ops/empty_strided.h>
-
 #include "dtensor/core/error.h"
 #include "dtensor/runtime/dispatch_impl.h"
 #include "dtensor/runtime/meta.h"
@@ -10,53 +7,6 @@ namespace dtensor {
 namespace {
 
 using NumberType = StaticArg::NumberType;
-
-at::Tensor meta_tensor(const TensorMeta& meta) {
-  return at::empty_strided({meta.shape().data(), meta.shape().size()}, {meta.stride().data(), meta.stride().size()},
-                           c10::TensorOptions().dtype(scalar_type_of(meta.dtype())).device(c10::DeviceType::Meta));
-}
-
-// The operator itself on tensors without data: shapes, strides and types of its results, or its own complaint about the
-// arguments. No value where this libtorch cannot say.
-std::optional<std::vector<std::optional<TensorMeta>>> global_results(const LocalCall& call) {
-  torch::jit::Stack stack(call.stack.end() - static_cast<std::ptrdiff_t>(call.info.args.size()), call.stack.end());
-  for (const Operand& operand : call.operands) {
-    if (!operand.payload) continue;
-    const at::Tensor meta = meta_tensor(operand.payload->spec.meta());
-    c10::IValue& value = stack[operand.arg];
-    if (call.info.args[operand.arg].kind == OpInfo::ArgKind::kTensor) {
-      value = meta;
-    } else if (value.isTensorList()) {
-      auto list = value.toTensorList().copy();
-      list.set(operand.item, meta);
-      value = std::move(list);
-    } else {
-      auto list = value.to<c10::List<c10::optional<at::Tensor>>>().copy();
-      list.set(operand.item, meta);
-      value = std::move(list);
-    }
-  }
-  try {
-    call.op.callBoxed(&stack);
-  } catch (const c10::NotImplementedError&) {
-    return std::nullopt;
-  }
-  std::vector<std::optional<TensorMeta>> results;
-  const auto add = [&](const at::Tensor& tensor) {
-    if (tensor.defined()) {
-      results.emplace_back(meta_of(tensor));
-    } else {
-      results.emplace_back();
-    }
-  };
-  for (const c10::IValue& value : stack) {
-    if (value.isTensor()) add(value.toTensor());
-    if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
-    }
-  }
-  return results;
-}
 
 OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> results) {
   OpCall described{call.info.name, {}, {}, std::move(results)};
@@ -230,7 +180,7 @@ std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::
   }
   bool returns_tensors = false;
   for (const OpInfo::Return& result : call.info.returns) returns_tensors |= result.is_tensor || result.is_list;
-  std::optional<std::vector<std::optional<TensorMeta>>> results = std::vector<std::optional<TensorMeta>>{};
+  GlobalResults results = std::vector<std::optional<TensorMeta>>{};
   if (returns_tensors) results = global_results(call);
   if (call.info.rule && results) {
     auto decision = decide(*call.info.rule->rule, describe(call, std::move(*results)));

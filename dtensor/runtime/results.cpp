@@ -1,0 +1,160 @@
+// What an operator's results will be as a whole: asked of libtorch's meta kernels, else known here.
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/List.h>
+#include <ATen/native/TypeProperties.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <map>
+#include <string_view>
+
+#include "dtensor/runtime/dispatch_impl.h"
+#include "dtensor/runtime/meta.h"
+
+namespace dtensor {
+namespace {
+
+at::Tensor meta_tensor(const TensorMeta& meta) {
+  return at::empty_strided({meta.shape().data(), meta.shape().size()}, {meta.stride().data(), meta.stride().size()},
+                           c10::TensorOptions().dtype(scalar_type_of(meta.dtype())).device(c10::DeviceType::Meta));
+}
+
+// The operator itself on tensors without data.
+GlobalResults from_meta_kernel(const LocalCall& call) {
+  torch::jit::Stack stack(call.stack.end() - static_cast<std::ptrdiff_t>(call.info.args.size()), call.stack.end());
+  for (const Operand& operand : call.operands) {
+    if (!operand.payload) continue;
+    const at::Tensor meta = meta_tensor(operand.payload->spec.meta());
+    c10::IValue& value = stack[operand.arg];
+    if (call.info.args[operand.arg].kind == OpInfo::ArgKind::kTensor) {
+      value = meta;
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorList().copy();
+      list.set(operand.item, meta);
+      value = std::move(list);
+    } else {
+      auto list = value.to<c10::List<c10::optional<at::Tensor>>>().copy();
+      list.set(operand.item, meta);
+      value = std::move(list);
+    }
+  }
+  try {
+    call.op.callBoxed(&stack);
+  } catch (const c10::NotImplementedError&) {
+    return std::nullopt;
+  }
+  std::vector<std::optional<TensorMeta>> results;
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined()) {
+      results.emplace_back(meta_of(tensor));
+    } else {
+      results.emplace_back();
+    }
+  };
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) add(value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
+    }
+  }
+  return results;
+}
+
+// Operators without a meta kernel in some libtorch (1.13 has none for relu), by what their results look like.
+enum class Look : std::uint8_t {
+  kLike0,      // the first operand
+  kLike1,      // the second
+  kLayerNorm,  // three results: like the input, the weight and the bias
+  kBool,       // the first operand, as bool
+  kBroadcast,  // all operands together, the type that they are promoted to
+  kBroadcast12,  // the second and the third (where)
+  kScalar,     // one number of the first operand's type
+};
+
+const std::map<std::string_view, Look>& looks() {
+  static const std::map<std::string_view, Look> table = {
+      {"aten::dot", Look::kScalar},
+      {"aten::flip", Look::kLike0},
+      {"aten::hardswish", Look::kLike0},
+      {"aten::hardswish_", Look::kLike0},
+      {"aten::hardswish_backward", Look::kLike1},
+      {"aten::hardtanh", Look::kLike0},
+      {"aten::hardtanh_", Look::kLike0},
+      {"aten::hardtanh_backward", Look::kLike1},
+      {"aten::isnan", Look::kBool},
+      {"aten::log_sigmoid_backward", Look::kLike1},
+      {"aten::logit", Look::kLike0},
+      {"aten::max", Look::kScalar},
+      {"aten::min", Look::kScalar},
+      {"aten::mse_loss_backward", Look::kLike1},
+      {"aten::native_layer_norm_backward", Look::kLayerNorm},
+      {"aten::relu", Look::kLike0},
+      {"aten::relu_", Look::kLike0},
+      {"aten::roll", Look::kLike0},
+      {"aten::rsub.Tensor", Look::kBroadcast},
+      {"aten::vdot", Look::kScalar},
+      {"aten::where.self", Look::kBroadcast12},
+  };
+  return table;
+}
+
+TensorMeta row_major(const TensorMeta& meta, DType dtype) { return {meta.shape(), dtype}; }
+
+TensorMeta broadcast(const LocalCall& call, std::size_t first, std::size_t last) {
+  std::vector<std::int64_t> sizes;
+  at::native::ResultTypeState types = {};
+  for (std::size_t i = first; i < last; ++i) {
+    const at::Tensor& tensor = call.operands[i].tensor;
+    sizes = at::infer_size(sizes, tensor.sizes());
+    types = at::native::update_result_type_state(tensor, types);
+  }
+  return {Dims(sizes.begin(), sizes.end()), dtype_of(at::native::result_type(types))};
+}
+
+// Layer norm's backward: which of the three are wanted stands in its last argument.
+GlobalResults like_layer_norm(const LocalCall& call) {
+  const auto mask = call.arg(call.info.args.size() - 1).toBoolList();
+  std::vector<std::optional<TensorMeta>> results;
+  const std::size_t args[] = {1, 5, 6};  // input, weight, bias
+  for (std::size_t r = 0; r < 3; ++r) {
+    results.emplace_back();
+    for (const Operand& operand : call.operands) {
+      if (operand.arg == args[r] && operand.payload && mask.get(r)) {
+        results.back() = row_major(operand.payload->spec.meta(), operand.payload->spec.meta().dtype());
+      }
+    }
+  }
+  return results;
+}
+
+GlobalResults from_table(const LocalCall& call) {
+  const auto look = looks().find(call.info.name);
+  if (look == looks().end()) return std::nullopt;
+  const auto meta = [&](std::size_t i) -> const TensorMeta& { return call.operands[i].payload->spec.meta(); };
+  using One = std::vector<std::optional<TensorMeta>>;
+  switch (look->second) {
+    case Look::kLike0:
+      return One{meta(0)};
+    case Look::kLike1:
+      return One{meta(1)};
+    case Look::kLayerNorm:
+      return like_layer_norm(call);
+    case Look::kBool:
+      return One{row_major(meta(0), DType::kBool)};
+    case Look::kBroadcast:
+      return One{broadcast(call, 0, call.operands.size())};
+    case Look::kBroadcast12:
+      return One{broadcast(call, 1, 3)};
+    case Look::kScalar:
+      return One{TensorMeta({}, meta(0).dtype())};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+GlobalResults global_results(const LocalCall& call) {
+  if (auto results = from_meta_kernel(call)) return results;
+  return from_table(call);
+}
+
+}  // namespace dtensor

@@ -1,0 +1,167 @@
+// Modules that know nothing of distribution, trained on every mesh: the losses are those of a single device.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "dtensor/comm/world.h"
+#include "dtensor/core/error.h"
+#include "dtensor/runtime/module.h"
+#include "dtensor/runtime/tensor.h"
+
+namespace dtensor {
+namespace {
+
+at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed) {
+  std::int64_t n = 1;
+  for (const std::int64_t size : sizes) n *= size;
+  return at::arange(n, at::kDouble).mul(0.61).add(static_cast<double>(seed)).sin().mul(0.5).view(sizes);
+}
+
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(std::int64_t width) {
+    linear = register_module("linear", torch::nn::Linear(width, width));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+  }
+  at::Tensor forward(const at::Tensor& x) { return torch::gelu(linear(norm(x))) + x; }
+  torch::nn::Linear linear{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+};
+TORCH_MODULE(Block);
+
+// Raw parameters, a buffer, nested submodules, one of them used twice, a parameter registered twice.
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    const std::int64_t width = 6;
+    scale = register_parameter("scale", at::ones({width}, at::kDouble));
+    tied = register_parameter("tied", scale);
+    shift = register_buffer("shift", at::zeros({width}, at::kDouble));
+    block = register_module("block", Block(width));
+    blocks = register_module("blocks", torch::nn::Sequential(Block(width), torch::nn::Tanh()));
+    head = register_module("head", torch::nn::Linear(width, 3));
+    to(at::kDouble);
+    std::int64_t seed = 1;
+    torch::NoGradGuard no_grad;
+    for (at::Tensor& p : parameters()) p.copy_(numbers(p.sizes(), seed++));
+    shift.copy_(numbers(shift.sizes(), seed));
+  }
+  at::Tensor forward(at::Tensor x) {
+    x = block(x * scale + shift);
+    x = block(blocks->forward(x)) * tied;
+    return head(x);
+  }
+  at::Tensor scale, tied, shift;
+  Block block{nullptr};
+  torch::nn::Sequential blocks{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Net);
+
+template <class Step>
+std::vector<double> train(Net& net, const at::Tensor& x, const at::Tensor& y, const std::string& optimizer, Step each) {
+  std::unique_ptr<torch::optim::Optimizer> steps;
+  if (optimizer == "SGD") {
+    steps = std::make_unique<torch::optim::SGD>(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  } else {
+    steps = std::make_unique<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(0.01));
+  }
+  std::vector<double> losses;
+  for (int i = 0; i < 20; ++i) {
+    steps->zero_grad();
+    const at::Tensor loss = torch::mse_loss(net(x), y);
+    loss.backward();
+    each();
+    steps->step();
+    losses.push_back(loss.item<double>());
+  }
+  return losses;
+}
+
+struct Run {
+  Dims mesh;
+  std::string parameters;  // placements on the last mesh dim, where the shape allows them
+  std::string optimizer;
+};
+
+class Training : public ::testing::TestWithParam<Run> {};
+
+TEST_P(Training, LossesAreThoseOfOneDevice) {
+  const auto& [shape, placement, optimizer] = GetParam();
+  const at::Tensor x = numbers({7, 4, 6}, 50), y = numbers({7, 4, 3}, 51);
+  Net plain;
+  const std::vector<double> expected = train(plain, x, y, optimizer, [] {});
+  EXPECT_LT(expected.back(), expected.front());
+  const Mesh mesh = Mesh::make(shape);
+  run_ranks(mesh.size(), [&](World& world) {
+    const DeviceMesh ranks = init_device_mesh(world, at::kCPU, mesh);
+    Net net;
+    distribute_module(net, ranks, [&](const std::string&, const at::Tensor& p) {
+      Placements placements(shape.size(), Replicate());
+      const Placement wanted = parse_placements(placement)[0];
+      if (wanted.is_shard() && wanted.dim() < p.dim()) placements.back() = wanted;
+      return placements;
+    });
+    ASSERT_TRUE(is_dtensor(net->scale) && is_dtensor(net->shift) && is_dtensor(net->block->linear->weight));
+    Placements batch(shape.size(), Replicate());
+    batch[0] = Shard(0);
+    const DTensor input = distribute_tensor(x, ranks, batch), target = distribute_tensor(y, ranks, batch);
+    const std::vector<double> losses = train(net, input, target, optimizer, [&] {
+      for (const auto& p : net->named_parameters()) {
+        ASSERT_EQ(DTensor(p.value().grad()).spec(), DTensor(p.value()).spec()) << p.key();
+      }
+    });
+    for (std::size_t i = 0; i < losses.size(); ++i) {
+      ASSERT_NEAR(losses[i], expected[i], 1e-12 * std::abs(expected[i])) << "step " << i;
+    }
+  });
+}
+
+std::vector<Run> runs() {
+  std::vector<Run> result;
+  for (const Dims& mesh : {Dims{1}, Dims{2}, Dims{3}, Dims{4}, Dims{2, 2}, Dims{3, 2}, Dims{2, 2, 2}}) {
+    for (const char* placement : {"R", "S(0)", "S(1)"}) {
+      for (const char* optimizer : {"SGD", "AdamW"}) result.push_back({mesh, placement, optimizer});
+    }
+  }
+  return result;
+}
+
+std::string run_name(const ::testing::TestParamInfo<Run>& info) {
+  std::string name;
+  for (const std::int64_t size : info.param.mesh) name += (name.empty() ? "" : "x") + std::to_string(size);
+  const char c = info.param.parameters.size() > 1 ? info.param.parameters[2] : 'R';
+  return name + "_" + (c == 'R' ? std::string("R") : "S" + std::string(1, c)) + "_" + info.param.optimizer;
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, Training, ::testing::ValuesIn(runs()), run_name);
+
+TEST(DistributeModule, RefusesWhatSharesMemory) {
+  run_ranks(2, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
+    torch::nn::Linear linear(4, 4);
+    const at::Tensor view = linear->weight.detach();
+    try {
+      distribute_module(linear, mesh);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(),
+                   "[distribute_module] a tensor that shares memory cannot be distributed in place: the others would keep "
+                   "the old one; got \"weight\", f32[4,4]; expected a tensor of its own; try clone() it, or let go of its "
+                   "views and of tensors made from it by detach()");
+    }
+    EXPECT_FALSE(is_dtensor(linear->bias)) << "nothing was changed";
+  });
+}
+
+TEST(DistributeModule, TakesTheValuesOfOneRank) {
+  run_ranks(3, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"x"});
+    torch::nn::Linear linear(4, 5);
+    torch::NoGradGuard no_grad;
+    linear->weight.fill_(static_cast<double>(world.rank() + 1));
+    distribute_module(linear, mesh, [](const std::string&, const at::Tensor&) { return Placements{Shard(0)}; },
+                      {.source = 1});
+    EXPECT_TRUE(at::equal(DTensor(linear->weight).full_tensor(), at::full({5, 4}, 2.0)));
+  });
+}
+
+}  // namespace
+}  // namespace dtensor
