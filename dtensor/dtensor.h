@@ -5,9 +5,16 @@
 #include "dtensor/core/error.h"
 #include "dtensor/core/mesh.h"
 #include "dtensor/core/placement.h"
+#include "dtensor/core/plan.h"
 #include "dtensor/core/spec.h"
 #include "dtensor/core/tensor_meta.h"
 #include "dtensor/core/view.h"
 #ifdef DTENSOR_HAS_TORCH
 #include "dtensor/comm/world.h"
+#include "dtensor/runtime/dispatch.h"
+#include "dtensor/runtime/explain.h"
+#include "dtensor/runtime/factories.h"
+#include "dtensor/runtime/module.h"
+#include "dtensor/runtime/record.h"
+#include "dtensor/runtime/tensor.h"
 #endif

@@ -19,6 +19,7 @@
 #include "dtensor/runtime/dispatch_impl.h"
 #include "dtensor/runtime/identity.h"
 #include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/record.h"
 #include "dtensor/runtime/redistribute.h"
 #include "dtensor/runtime/register.h"
 
@@ -78,6 +79,8 @@ void for_each_tensor(const LocalCall& call, Fn fn) {
   }
 }
 
+}  // namespace
+
 void collect(LocalCall& call) {
   for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t item) {
     Payload* payload = has_payload(tensor) ? &payload_of(tensor) : nullptr;
@@ -94,12 +97,14 @@ void collect(LocalCall& call) {
   for (Operand& operand : call.operands) {
     if (operand.payload) continue;
     const OpInfo::Arg& arg = call.info.args[operand.arg];
-    if (operand.tensor.dim() == 0 && !arg.written) continue;
+    if (!call.mesh || (operand.tensor.dim() == 0 && !arg.written)) continue;
     if (!plain_counts_as_replica(call, arg)) refuse_plain(call, operand.tensor, arg);
     operand.tensor = as_replica(operand.tensor, call.mesh);
     operand.payload = &payload_of(operand.tensor);
   }
 }
+
+namespace {
 
 // ---- keys
 
@@ -418,6 +423,7 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   std::vector<c10::IValue> arguments;
   if (info.writes) arguments.assign(stack->end() - static_cast<std::ptrdiff_t>(info.args.size()), stack->end());
   std::vector<at::Tensor> locals(call.operands.size());
+  const CommCause cause(info.name, prepared->decision.reason);
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
     if (!operand.payload) continue;

@@ -46,6 +46,12 @@ struct Prepared {
   std::vector<Dims> output_shapes;              // of the local results
 };
 
+// Finds the tensors among the arguments and the mesh they are on. Errors: plain tensors, writing to a lost alias.
+void collect(LocalCall& call);
+
+// All ways to run the call, the chosen one first.
+OrReason<std::vector<Candidate>> ways_of(const LocalCall& call);
+
 // Decides, on a miss. Errors: what the operator itself says of its arguments, and what has no way.
 std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::uint64_t> words);
 

@@ -12,6 +12,7 @@
 #include "dtensor/runtime/identity.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/program_impl.h"
+#include "dtensor/runtime/record.h"
 
 namespace dtensor {
 namespace {
@@ -310,6 +311,20 @@ const at::Tensor& Execution::result() {
   return now_;
 }
 
+namespace {
+
+void watch(const Program& program) {
+  std::vector<std::pair<const Step*, std::int64_t>> steps;
+  const std::int64_t size = element_size(program.plan.from().meta().dtype());
+  for (const Program::Part& part : program.parts) {
+    if (is_local(part.step.kind)) continue;
+    steps.emplace_back(&program.plan.steps()[part.step.index], part.step.received() * size);
+  }
+  watch_communication(program.plan, steps);
+}
+
+}  // namespace
+
 std::shared_ptr<Execution> start(const DeviceMesh& mesh, const Plan& plan, const at::Tensor& local) {
   if (!mesh.context()) {
     fail_invalid("redistribute", {.what = "the mesh belongs to no world, so nothing can be sent over it",
@@ -317,7 +332,9 @@ std::shared_ptr<Execution> start(const DeviceMesh& mesh, const Plan& plan, const
                                   .advice = "init_device_mesh(world, device, mesh)"});
   }
   const auto device = mesh.device() == DeviceKind::kCuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
-  return std::make_shared<Execution>(mesh.context()->part<ProgramCache>().find_or_make(mesh, plan), local, device);
+  auto program = mesh.context()->part<ProgramCache>().find_or_make(mesh, plan);
+  if (communication_is_watched()) watch(*program);
+  return std::make_shared<Execution>(std::move(program), local, device);
 }
 
 at::Tensor execute(const DeviceMesh& mesh, const Plan& plan, const at::Tensor& local) {

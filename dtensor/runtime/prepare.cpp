@@ -172,6 +172,13 @@ StaticArg static_arg(const OpInfo::Arg& arg, const c10::IValue& value) {
   return StaticArg::text(value.tagKind());
 }
 
+OrReason<std::vector<Candidate>> ways_of(const LocalCall& call) {
+  if (!call.info.rule) return Reason{"no rule"};
+  auto results = global_results(call);
+  if (!results) return Reason{"this libtorch cannot say what the results will be: the operands are replicated"};
+  return candidates(*call.info.rule->rule, describe(call, std::move(*results)), {.explain = true});
+}
+
 std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::uint64_t> words) {
   auto prepared = std::make_shared<Prepared>();
   prepared->words = std::move(words);

@@ -63,7 +63,8 @@ GlobalResults from_meta_kernel(const LocalCall& call) {
 enum class Look : std::uint8_t {
   kLike0,      // the first operand
   kLike1,      // the second
-  kLayerNorm,  // three results: like the input, the weight and the bias
+  kLayerNorm,  // the input, and mean and rstd over its normalized dims
+  kLayerNormBackward,  // like the input, the weight and the bias
   kBool,       // the first operand, as bool
   kBroadcast,  // all operands together, the type that they are promoted to
   kBroadcast12,  // the second and the third (where)
@@ -86,7 +87,8 @@ const std::map<std::string_view, Look>& looks() {
       {"aten::max", Look::kScalar},
       {"aten::min", Look::kScalar},
       {"aten::mse_loss_backward", Look::kLike1},
-      {"aten::native_layer_norm_backward", Look::kLayerNorm},
+      {"aten::native_layer_norm", Look::kLayerNorm},
+      {"aten::native_layer_norm_backward", Look::kLayerNormBackward},
       {"aten::relu", Look::kLike0},
       {"aten::relu_", Look::kLike0},
       {"aten::roll", Look::kLike0},
@@ -110,8 +112,17 @@ TensorMeta broadcast(const LocalCall& call, std::size_t first, std::size_t last)
   return {Dims(sizes.begin(), sizes.end()), dtype_of(at::native::result_type(types))};
 }
 
-// Layer norm's backward: which of the three are wanted stands in its last argument.
-GlobalResults like_layer_norm(const LocalCall& call) {
+GlobalResults layer_norm(const LocalCall& call) {
+  const TensorMeta& input = call.operands[0].payload->spec.meta();
+  Dims stats = input.shape();
+  const std::size_t normalized = call.arg(1).toIntList().size();
+  for (std::size_t d = stats.size() - normalized; d < stats.size(); ++d) stats[d] = 1;
+  const TensorMeta each(stats, input.dtype());
+  return std::vector<std::optional<TensorMeta>>{row_major(input, input.dtype()), each, each};
+}
+
+// Which of the three are wanted stands in the last argument.
+GlobalResults layer_norm_backward(const LocalCall& call) {
   const auto mask = call.arg(call.info.args.size() - 1).toBoolList();
   std::vector<std::optional<TensorMeta>> results;
   const std::size_t args[] = {1, 5, 6};  // input, weight, bias
@@ -137,7 +148,9 @@ GlobalResults from_table(const LocalCall& call) {
     case Look::kLike1:
       return One{meta(1)};
     case Look::kLayerNorm:
-      return like_layer_norm(call);
+      return layer_norm(call);
+    case Look::kLayerNormBackward:
+      return layer_norm_backward(call);
     case Look::kBool:
       return One{row_major(meta(0), DType::kBool)};
     case Look::kBroadcast:

@@ -1,0 +1,132 @@
+#include "dtensor/runtime/record.h"
+
+#include <c10/util/Exception.h>
+
+#include <mutex>
+#include <utility>
+
+#include "dtensor/core/error.h"
+
+namespace dtensor {
+
+class CommLog {
+ public:
+  void add(CommEvent event) {
+    const std::lock_guard lock(mutex_);
+    events_.push_back(std::move(event));
+  }
+  std::vector<CommEvent> events() const {
+    const std::lock_guard lock(mutex_);
+    return events_;
+  }
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    events_.clear();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<CommEvent> events_;
+};
+
+namespace {
+
+// libtorch carries these into the threads of a backward pass; this kind is used by nothing in it.
+constexpr auto kKind = c10::DebugInfoKind::TEST_INFO_2;
+
+struct Watch : c10::DebugInfoBase {
+  std::vector<std::shared_ptr<CommLog>> logs;
+  CommPolicy policy = CommPolicy::kAllow;
+};
+
+const Watch* current() { return static_cast<const Watch*>(c10::ThreadLocalDebugInfo::get(kKind)); }
+
+std::shared_ptr<Watch> copy_of_current() {
+  return current() ? std::make_shared<Watch>(*current()) : std::make_shared<Watch>();
+}
+
+std::shared_ptr<Watch> with_log(std::shared_ptr<CommLog> log) {
+  auto watch = copy_of_current();
+  watch->logs.push_back(std::move(log));
+  return watch;
+}
+
+std::shared_ptr<Watch> with_policy(CommPolicy policy) {
+  auto watch = copy_of_current();
+  watch->policy = policy;
+  return watch;
+}
+
+thread_local const std::string* cause_op = nullptr;
+thread_local const std::string* cause_reason = nullptr;
+
+std::string group_name(const Step& step) {
+  if (step.mesh_dims.empty()) return "meshes";
+  const auto& names = step.before.mesh().names();
+  std::string name;
+  for (const std::int64_t m : step.mesh_dims) {
+    if (!name.empty()) name += '_';
+    name += names.empty() ? std::to_string(m) : names[static_cast<std::size_t>(m)];
+  }
+  return name;
+}
+
+std::int64_t group_size(const Step& step) {
+  std::int64_t size = 1;
+  for (const std::int64_t m : step.mesh_dims) size *= step.before.mesh().shape()[m];
+  return size;
+}
+
+}  // namespace
+
+CommRecorder::CommRecorder() : log_(std::make_shared<CommLog>()), guard_(kKind, with_log(log_)) {}
+std::vector<CommEvent> CommRecorder::events() const { return log_->events(); }
+void CommRecorder::clear() { log_->clear(); }
+
+std::int64_t CommRecorder::bytes() const {
+  std::int64_t sum = 0;
+  for (const CommEvent& event : events()) sum += event.bytes;
+  return sum;
+}
+
+std::string CommRecorder::to_string() const {
+  std::string text;
+  for (const CommEvent& event : events()) {
+    text += event.collective + " over " + event.group + " (" + std::to_string(event.ranks) + " ranks), " +
+            bytes_text(event.bytes) + ", for " + event.op + ": " + event.reason + '\n';
+  }
+  return text;
+}
+
+CommPolicyGuard::CommPolicyGuard(CommPolicy policy) : guard_(kKind, with_policy(policy)) {}
+
+CommCause::CommCause(const std::string& op, const std::string& reason)
+    : op_before_(std::exchange(cause_op, &op)), reason_before_(std::exchange(cause_reason, &reason)) {}
+CommCause::~CommCause() {
+  cause_op = op_before_;
+  cause_reason = reason_before_;
+}
+
+bool communication_is_watched() { return current() != nullptr; }
+
+void watch_communication(const Plan& plan, const std::vector<std::pair<const Step*, std::int64_t>>& steps) {
+  const Watch* watch = current();
+  if (!watch || steps.empty()) return;
+  if (cause_op && watch->policy != CommPolicy::kAllow) {
+    const Complaint complaint{.what = "communication that the policy does not allow",
+                              .got = "from " + plan.from().to_string() + " to " + plan.to().to_string() + ", " +
+                                     bytes_text(plan.received().max),
+                              .expected = "operands that need not be moved: " + *cause_reason,
+                              .advice = "redistribute, where it is meant"};
+    if (watch->policy == CommPolicy::kForbid) fail_invalid(*cause_op, complaint);
+    TORCH_WARN("dtensor: ", format_complaint(*cause_op, complaint));
+  }
+  for (const auto& [step, bytes] : steps) {
+    for (const auto& log : watch->logs) {
+      log->add({std::string(to_string(step->kind)), group_name(*step), group_size(*step), bytes,
+                cause_op ? *cause_op : "redistribute", cause_reason ? *cause_reason : "asked for"});
+    }
+  }
+}
+
+}  // namespace dtensor
