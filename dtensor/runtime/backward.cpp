@@ -1,22 +1,10 @@
 #include "dtensor/runtime/backward.h"
 
 #include <torch/csrc/autograd/variable.h>
-#include <torch/version.h>
-#if TORCH_VERSION_MAJOR >= 2
-#include <torch/csrc/autograd/graph_task.h>
-#endif
 
 #include "dtensor/runtime/redistribute.h"
 
 namespace dtensor {
-
-bool in_backward() {
-#if TORCH_VERSION_MAJOR >= 2
-  return torch::autograd::get_current_graph_task_id() != -1;
-#else
-  return false;
-#endif
-}
 
 void bring_gradient_home(const at::Tensor& tensor, Payload& payload) {
   if (!tensor.requires_grad() || !tensor.is_leaf()) return;

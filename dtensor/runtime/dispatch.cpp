@@ -9,6 +9,8 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <mutex>
 #include <unordered_map>
@@ -16,6 +18,7 @@
 #include "dtensor/core/error.h"
 #include "dtensor/core/hash.h"
 #include "dtensor/runtime/backward.h"
+#include "dtensor/runtime/compat_impl.h"
 #include "dtensor/runtime/dispatch_impl.h"
 #include "dtensor/runtime/identity.h"
 #include "dtensor/runtime/meta.h"
@@ -196,29 +199,32 @@ void make_key(const LocalCall& call, std::vector<std::uint64_t>& words) {
 class Cache {
  public:
   std::shared_ptr<const Prepared> find(std::size_t hash, const std::vector<std::uint64_t>& words) {
-    const auto [begin, end] = entries_.equal_range(hash);
-    for (auto entry = begin; entry != end; ++entry) {
-      if (entry->second->words == words) {
+    for (const auto& entry : bucket(hash)) {
+      if (entry && entry->hash == hash && entry->words == words) {
         ++stats_.hits;
-        return entry->second;
+        return entry;
       }
     }
     ++stats_.misses;
     return nullptr;
   }
-  void insert(std::size_t hash, std::shared_ptr<const Prepared> prepared) {
-    if (entries_.size() >= kMostEntries) entries_.clear();
-    entries_.emplace(hash, std::move(prepared));
+  // Where the few places of a hash are taken, the oldest goes.
+  void insert(std::shared_ptr<const Prepared> prepared) {
+    Bucket& places = bucket(prepared->hash);
+    std::rotate(places.begin(), places.end() - 1, places.end());
+    if (!places[0]) ++stats_.entries;
+    places[0] = std::move(prepared);
   }
-  DispatchStats stats() const {
-    DispatchStats stats = stats_;
-    stats.entries = entries_.size();
-    return stats;
-  }
+  DispatchStats stats() const { return stats_; }
 
  private:
-  static constexpr std::size_t kMostEntries = 16'384;
-  std::unordered_multimap<std::size_t, std::shared_ptr<const Prepared>> entries_;
+  static constexpr std::size_t kBuckets = 4096;
+  using Bucket = std::array<std::shared_ptr<const Prepared>, 4>;
+  Bucket& bucket(std::size_t hash) {
+    if (buckets_.empty()) buckets_.resize(kBuckets);
+    return buckets_[hash % kBuckets];
+  }
+  std::vector<Bucket> buckets_;
   DispatchStats stats_;
 };
 
@@ -234,8 +240,8 @@ std::shared_ptr<const Prepared> find_or_prepare(const LocalCall& call) {
   for (const std::uint64_t word : words) hasher.add(word);
   if (auto known = cache().find(hasher.value(), words)) return known;
   std::vector<std::uint64_t> key = words;  // deciding may call operators, which use `words`
-  auto prepared = prepare(call, std::move(key));
-  cache().insert(hasher.value(), prepared);
+  auto prepared = prepare(call, std::move(key), hasher.value());
+  cache().insert(prepared);
   return prepared;
 }
 
@@ -255,6 +261,9 @@ void say_no_rule(const LocalCall& call) {
 }
 
 // ---- running
+
+using Arguments = InlineVec<c10::IValue, 8>;
+using Locals = InlineVec<at::Tensor, 6>;
 
 void set_tensor(LocalCall& call, const Operand& operand, const at::Tensor& local) {
   c10::IValue& value = call.arg(operand.arg);
@@ -294,7 +303,7 @@ class Results {
   Results(LocalCall& call, const Prepared& prepared) : call_(call), prepared_(prepared) {}
 
   // The local results are on the stack; the saved arguments are those that are returned.
-  void wrap_all(const std::vector<c10::IValue>& arguments) {
+  void wrap_all(const Arguments& arguments) {
     const std::size_t first = call_.stack.size() - call_.info.returns.size();
     for (std::size_t r = 0; r < call_.info.returns.size(); ++r) {
       const OpInfo::Return& result = call_.info.returns[r];
@@ -335,7 +344,7 @@ class Results {
 };
 
 // The written arguments that were brought elsewhere for the operator: the result goes back to where they lie.
-void write_back(const LocalCall& call, const Prepared& prepared, const std::vector<at::Tensor>& locals) {
+void write_back(const LocalCall& call, const Prepared& prepared, const Locals& locals) {
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
     if (!operand.payload || !call.info.args[operand.arg].written || prepared.plans[i].empty()) continue;
@@ -420,9 +429,9 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   if (prepared->replicated) say_no_rule(call);
   check_non_members(call, *prepared);
 
-  std::vector<c10::IValue> arguments;
-  if (info.writes) arguments.assign(stack->end() - static_cast<std::ptrdiff_t>(info.args.size()), stack->end());
-  std::vector<at::Tensor> locals(call.operands.size());
+  Arguments arguments;
+  if (info.writes) arguments.append(stack->end() - static_cast<std::ptrdiff_t>(info.args.size()), stack->end());
+  Locals locals(call.operands.size());
   const CommCause cause(info.name, prepared->decision.reason);
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
@@ -449,24 +458,68 @@ void run_detach(torch::jit::Stack* stack) {
   stack->emplace_back(at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false)));
 }
 
+// t_, unsqueeze_ and the like change what the tensor is, not what it holds: detached tensors that share its payload keep
+// theirs, and this one takes over the view that the plain form gives.
+void run_metadata_change(const OpInfo& info, torch::jit::Stack* stack) {
+  std::string plain = info.name;
+  plain.erase(plain.find('_', plain.find("::")), 1);
+  const std::size_t dot = plain.find('.');
+  const std::string overload = dot == std::string::npos ? "" : plain.substr(dot + 1);
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(plain.substr(0, dot).c_str(), overload.c_str());
+  const at::Tensor self = (*stack)[stack->size() - info.args.size()].toTensor();
+  op.callBoxed(stack);
+  const at::Tensor view = torch::jit::pop(*stack).toTensor();
+  if (payload_of(view).lost_alias) {
+    fail_invalid(info.name, {.what = "in place, and yet the tensor would have to be moved",
+                             .got = payload_of(self).spec.to_string(),
+                             .advice = plain.substr(6) + ", which gives a new tensor"});
+  }
+  take_over(self, view);
+  stack->emplace_back(self);
+}
+
+[[noreturn]] void refuse_storage_change(const OpInfo& info) {
+  fail_unsupported(info.name, {.what = "a distributed tensor's memory cannot be exchanged or given another shape",
+                               .advice = "a new tensor"});
+}
+
+bool changes_storage(const std::string& name) {
+  for (const char* start : {"aten::resize_", "aten::set_", "aten::as_strided_", "aten::resize_as_", "aten::resize."}) {
+    if (name.rfind(start, 0) == 0) return true;
+  }
+  return false;
+}
+
 class OpKernel final : public c10::OperatorKernel {
  public:
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     std::call_once(once_, [&] {
       info_ = std::make_unique<OpInfo>(op);
-      detaches_ = info_->name == "aten::detach" || info_->name == "aten::alias";
+      if (info_->name == "aten::detach" || info_->name == "aten::alias") {
+        way_ = Way::kDetach;
+      } else if (changes_storage(info_->name)) {
+        way_ = Way::kRefuse;
+      } else if (info_->in_place && info_->rule && info_->rule->rule->kind == RuleKind::kView) {
+        way_ = Way::kMetadata;
+      }
     });
-    if (detaches_) {
-      run_detach(stack);
-    } else {
-      run(*info_, op, stack);
+    switch (way_) {
+      case Way::kRun:
+        return run(*info_, op, stack);
+      case Way::kDetach:
+        return run_detach(stack);
+      case Way::kMetadata:
+        return run_metadata_change(*info_, stack);
+      case Way::kRefuse:
+        refuse_storage_change(*info_);
     }
   }
 
  private:
   std::once_flag once_;
   std::unique_ptr<OpInfo> info_;
-  bool detaches_ = false;
+  enum class Way : std::uint8_t { kRun, kDetach, kMetadata, kRefuse };
+  Way way_ = Way::kRun;
 };
 
 // For operators that were registered after ours.

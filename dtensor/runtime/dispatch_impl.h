@@ -34,6 +34,7 @@ struct LocalCall {
 // What to do for one key: a decision, and all of it that can be worked out beforehand on this rank.
 struct Prepared {
   std::vector<std::uint64_t> words;             // the key
+  std::size_t hash = 0;
   std::vector<std::optional<Spec>> operands;    // keeps the key's specs alive
   Decision decision;
   bool replicated = false;                      // there was no rule
@@ -53,7 +54,7 @@ void collect(LocalCall& call);
 OrReason<std::vector<Candidate>> ways_of(const LocalCall& call);
 
 // Decides, on a miss. Errors: what the operator itself says of its arguments, and what has no way.
-std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::uint64_t> words);
+std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::uint64_t> words, std::size_t hash);
 
 // Shapes, strides and types of an operator's results, or its own complaint about the arguments; no value for an
 // undefined result, none at all where it cannot be said.

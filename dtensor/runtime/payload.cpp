@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "dtensor/core/error.h"
+#include "dtensor/runtime/compat_impl.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/register.h"
 
@@ -32,6 +33,8 @@ class WrapperImpl final : public c10::TensorImpl {
                                                          bool allow_metadata_change) const override {
     return copy(std::move(version), allow_metadata_change);
   }
+  // What libtorch says it cannot do with.
+  const char* tensorimpl_type_name() const override { return kNoRawData; }
   void release_resources() override {
     second_owner_ = {};
     TensorImpl::release_resources();
@@ -71,13 +74,14 @@ at::Tensor wrap_payload(std::unique_ptr<Payload> payload, c10::Device device, co
                            : c10::make_intrusive<WrapperImpl>(std::move(storage), keys_for(device.type()), type);
   impl->set_sizes_and_strides(sizes, strides);
   if (options.shared || options.base) impl->mark_shared();
+  forbid_raw_data(*impl);
   return at::Tensor(std::move(impl));
 }
 
 }  // namespace
 
 Payload& payload_of(const at::Tensor& tensor) {
-  return *static_cast<Payload*>(tensor.unsafeGetTensorImpl()->unsafe_storage().data_ptr().get_context());
+  return *static_cast<Payload*>(context_of(*tensor.unsafeGetTensorImpl()));
 }
 
 at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,

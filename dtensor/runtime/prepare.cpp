@@ -179,9 +179,11 @@ OrReason<std::vector<Candidate>> ways_of(const LocalCall& call) {
   return candidates(*call.info.rule->rule, describe(call, std::move(*results)), {.explain = true});
 }
 
-std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::uint64_t> words) {
+std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::uint64_t> words,
+                                        std::size_t hash) {
   auto prepared = std::make_shared<Prepared>();
   prepared->words = std::move(words);
+  prepared->hash = hash;
   for (const Operand& operand : call.operands) {
     prepared->operands.push_back(operand.payload ? std::optional<Spec>(operand.payload->spec) : std::nullopt);
   }

@@ -1,0 +1,213 @@
+// Ways in which libtorch breaks a tensor type, most of them silently.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <sstream>
+
+#include "dtensor/comm/world.h"
+#include "dtensor/core/error.h"
+#include "dtensor/runtime/module.h"
+#include "dtensor/runtime/payload.h"
+#include "dtensor/runtime/tensor.h"
+
+namespace dtensor {
+namespace {
+
+at::Tensor numbers(at::IntArrayRef sizes, double start = 0.1) {
+  std::int64_t n = 1;
+  for (const std::int64_t size : sizes) n *= size;
+  return at::arange(n, at::kDouble).mul(0.37).add(start).sin().view(sizes);
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// On two ranks, with a mesh.
+void on_two(const std::function<void(const DeviceMesh&)>& body) {
+  run_ranks(2, [&](World& world) { body(init_device_mesh(world, at::kCPU, {2}, {"x"})); });
+}
+
+at::Tensor rows(const at::Tensor& full, const DeviceMesh& mesh) { return distribute_tensor(full, mesh, {Shard(0)}); }
+at::Tensor whole(const at::Tensor& tensor) { return DTensor(tensor).full_tensor(); }
+
+// A gradient that is a view of another tensor must not be added into.
+TEST(Traps, GradientBuffersDoNotWriteIntoViews) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor x = rows(numbers({4, 6}).requires_grad_(true), mesh);
+    const at::Tensor gradient = rows(at::full({4, 6}, 6.0, at::kDouble), mesh);
+    const at::Tensor y = x.view({24}).view({4, 6}) + x.view({24}).view({4, 6});
+    y.backward(gradient);
+    EXPECT_TRUE(at::equal(whole(gradient), at::full({4, 6}, 6.0, at::kDouble)));
+    EXPECT_TRUE(at::equal(whole(x.grad()), at::full({4, 6}, 12.0, at::kDouble)));
+  });
+}
+
+TEST(Traps, InferenceModeTakesViews) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor full = numbers({4, 6});
+    const at::Tensor x = rows(full, mesh);
+    torch::nn::Linear linear(torch::nn::LinearOptions(6, 3));
+    linear->to(at::kDouble);
+    distribute_module(linear, mesh, {}, {.source = 0});
+    const c10::InferenceMode guard;
+    EXPECT_TRUE(at::equal(whole(x.view({24})), full.view({24})));
+    EXPECT_TRUE(at::equal(whole(x.t()), full.t()));
+    EXPECT_EQ(linear(x).sizes(), at::IntArrayRef({4, 3}));
+    EXPECT_TRUE(at::allclose(whole(rows(full, mesh).view({24}).add(1)), full.view({24}) + 1));
+  });
+}
+
+TEST(Traps, SavingAndRawDataAreErrors) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor x = rows(numbers({4, 6}), mesh);
+    const auto refused = [](const std::string& error) {
+      return error.find("distributed tensor has no data of its own") != std::string::npos;
+    };
+    std::ostringstream stream;
+    EXPECT_TRUE(refused(error_of([&] { torch::save(x, stream); }))) << error_of([&] { torch::save(x, stream); });
+    torch::nn::Linear linear(4, 4);
+    distribute_module(linear, mesh, {}, {.source = 0});
+    EXPECT_TRUE(refused(error_of([&] { torch::save(linear, stream); })));
+    EXPECT_NE(error_of([&] { static_cast<void>(*x.data_ptr<double>()); }), "no error");
+  });
+}
+
+// t_ and its like on a tensor that shares its payload with a detached one.
+TEST(Traps, MetadataChangesInPlaceStayWithTheirTensor) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor full = numbers({4, 6});
+    at::Tensor x = rows(full, mesh);
+    const at::Tensor detached = x.detach();
+    x.t_();
+    EXPECT_TRUE(at::equal(whole(x), full.t()));
+    EXPECT_EQ(DTensor(x).placements(), Placements{Shard(1)});
+    EXPECT_TRUE(at::equal(whole(detached), full));
+    x.unsqueeze_(0);
+    EXPECT_TRUE(at::equal(whole(x), full.t().unsqueeze(0)));
+    x.squeeze_();
+    EXPECT_TRUE(at::equal(whole(x), full.t()));
+    x.add_(1);
+    EXPECT_TRUE(at::equal(whole(detached), full + 1)) << "they still share memory";
+    EXPECT_EQ(error_of([&] { x.resize_({2, 2}); }).find("[aten::resize_] a distributed tensor's memory cannot be"), 0);
+  });
+}
+
+TEST(Traps, ConversionBetweenForwardAndBackwardIsSeen) {
+  on_two([](const DeviceMesh& mesh) {
+    at::Tensor w = numbers({3, 4}).requires_grad_(true);
+    const at::Tensor loss = (w * w).sum();
+    distribute_in_place(w, mesh, {Shard(0)});
+    EXPECT_NE(error_of([&] { loss.backward(); }).find("modified by an inplace operation"), std::string::npos);
+  });
+}
+
+TEST(Traps, ConversionTakesTheGradientAlong) {
+  on_two([](const DeviceMesh& mesh) {
+    at::Tensor w = numbers({3, 4}).requires_grad_(true);
+    w.pow(2).sum().backward();
+    const at::Tensor before = w.grad().clone();
+    distribute_in_place(w, mesh, {Shard(0)});
+    EXPECT_EQ(DTensor(w.grad()).placements(), Placements{Shard(0)});
+    w.pow(2).sum().backward();
+    EXPECT_TRUE(at::allclose(whole(w.grad()), before * 2));
+    at::Tensor base = numbers({3, 4});
+    const at::Tensor view = base.view({12});
+    EXPECT_NE(error_of([&] { distribute_in_place(base, mesh, {Shard(0)}); }).find("shares memory"), std::string::npos);
+    EXPECT_NE(error_of([&] { distribute_in_place(view, mesh, {Shard(0)}); }).find("a view"), std::string::npos);
+  });
+}
+
+TEST(Traps, AutocastCastsTheWholeTensor) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor x = rows(numbers({4, 6}).to(at::kFloat).requires_grad_(true), mesh);
+    const at::Tensor w = distribute_tensor(numbers({6, 3}).to(at::kFloat), mesh, {Replicate()});
+    at::autocast::set_autocast_cpu_dtype(at::kBFloat16);
+    at::autocast::set_cpu_enabled(true);
+    const at::Tensor y = at::mm(x, w);
+    at::autocast::clear_cache();
+    at::autocast::set_cpu_enabled(false);
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(DTensor(y).to_local().scalar_type(), at::kBFloat16);
+    y.sum().backward();
+    EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
+  });
+}
+
+TEST(Traps, ScalarTypesDecideTypes) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor x = rows(at::arange(6, at::kLong).view({3, 2}), mesh);
+    EXPECT_EQ((x + 1).scalar_type(), at::kLong);
+    EXPECT_EQ((x + 1.5).scalar_type(), at::kFloat);
+    EXPECT_EQ((x + 1).scalar_type(), at::kLong) << "not what the call before decided";
+    EXPECT_EQ(DTensor(x + 1.5).to_local().scalar_type(), at::kFloat);
+    EXPECT_EQ((x + at::scalar_tensor(2.5, at::kDouble)).scalar_type(), at::kDouble);
+  });
+}
+
+TEST(Traps, VersionsAndLeavesAreWatchedAsEver) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor x = rows(numbers({4, 6}).requires_grad_(true), mesh);
+    EXPECT_NE(error_of([&] { x.add_(1); }).find("a leaf Variable that requires grad"), std::string::npos);
+    const at::Tensor y = x.exp();
+    const at::Tensor z = y.sum();
+    y.add_(1);
+    EXPECT_NE(error_of([&] { z.backward(); }) + error_of([&] { y.exp().sum().backward(); }), "no errorno error");
+    const at::Tensor a = x.exp();
+    a.detach().mul_(2);
+    EXPECT_NE(error_of([&] { a.sum().backward(); }).find("modified by an inplace operation"), std::string::npos);
+  });
+}
+
+TEST(Traps, DoubleBackwardAndAccumulation) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor full = numbers({4, 6}).requires_grad_(true);
+    const at::Tensor x = rows(full, mesh);
+    const auto second = [](const at::Tensor& t) {
+      const at::Tensor first = torch::autograd::grad({t.pow(3).sum()}, {t}, {}, true, true)[0];
+      first.pow(2).sum().backward();
+      t.pow(2).sum().backward();
+      return t.grad();
+    };
+    EXPECT_TRUE(at::allclose(whole(second(x)), second(full)));
+    EXPECT_EQ(DTensor(x.grad()).placements(), Placements{Shard(0)});
+  });
+}
+
+TEST(Traps, OutForms) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor a = numbers({4, 6}), b = numbers({4, 6}, 0.7);
+    const at::Tensor x = rows(a, mesh), y = rows(b, mesh);
+    at::Tensor out = rows(at::zeros({4, 6}, at::kDouble), mesh);
+    at::add_out(out, x, y);
+    EXPECT_TRUE(at::equal(whole(out), a + b));
+    at::Tensor columns = distribute_tensor(at::zeros({4, 6}, at::kDouble), mesh, {Shard(1)});
+    at::mul_out(columns, x, y);
+    EXPECT_TRUE(at::equal(whole(columns), a * b));
+    EXPECT_EQ(DTensor(columns).placements(), Placements{Shard(1)});
+  });
+}
+
+TEST(Traps, RanksOutsideTheMeshTakePartInNothing) {
+  run_ranks(3, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
+    const at::Tensor full = numbers({4, 6});
+    const at::Tensor x = rows(full, mesh);
+    const at::Tensor y = (x * 2 + x.t().t()).sum();
+    EXPECT_EQ(y.dim(), 0);
+    EXPECT_EQ(DTensor(x).to_local().defined(), world.rank() < 2);
+    if (world.rank() < 2) {
+      EXPECT_TRUE(at::allclose(whole(y), (full * 3).sum()));
+    } else {
+      EXPECT_FALSE(whole(y).defined());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace dtensor
