@@ -57,7 +57,12 @@ class Chooser {
   }
 
   // Ways by ascending bound. Pinned: mesh dims on which the operands fit a row keep it.
-  std::vector<std::pair<std::int64_t, RowChoice>> bounded(bool pinned) const {
+  struct Bounded {
+    std::int64_t bound;
+    std::size_t index;  // in the order of the rows
+    RowChoice rows;
+  };
+  std::vector<Bounded> bounded(bool pinned) const {
     std::vector<std::vector<std::uint16_t>> options;
     std::size_t total = 1;
     for (std::size_t m = 0; m < ndim_; ++m) options.push_back(options_on(m, pinned, false));
@@ -65,7 +70,7 @@ class Chooser {
     if (total > kMostWays) {
       for (std::size_t m = 0; m < ndim_; ++m) options[m] = options_on(m, pinned, true);
     }
-    std::vector<std::pair<std::int64_t, RowChoice>> result;
+    std::vector<Bounded> result;
     RowChoice at(ndim_, 0);
     for (bool more = true; more && result.size() < kMostWays;) {
       RowChoice rows;
@@ -73,14 +78,15 @@ class Chooser {
         if (options[m].empty()) return {};
         rows.push_back(options[m][at[m]]);
       }
-      if (kinds_agree(rows)) result.emplace_back(bound_of(rows), rows);
+      if (kinds_agree(rows)) result.push_back({bound_of(rows), result.size(), rows});
       more = false;
       for (std::size_t m = ndim_; m-- > 0 && !more;) {
         more = ++at[m] < options[m].size();
         if (!more) at[m] = 0;
       }
     }
-    std::stable_sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(result.begin(), result.end(),
+                     [](const Bounded& a, const Bounded& b) { return a.bound < b.bound; });
     return result;
   }
 
@@ -148,12 +154,12 @@ class Chooser {
     if (has_letter(i, row.letter)) return state == row.letter;
     if (!row.in[i]) return state == kReplicated;
     if (state == kPartial) return call_.operands[i]->partials()[m] == row.in[i];
-    return state == kReplicated && (row.embeds >> i & 1);
+    return state == kReplicated && row.embeds[i];
   }
 
   // Can it be brought to what the row wants? Nothing but an operand that joins a sum turns Partial.
   bool reachable(const Row& row, std::size_t i, std::size_t m) const {
-    return !row.in[i] || (row.embeds >> i & 1) || fits(row, i, m);
+    return !row.in[i] || row.embeds[i] || fits(row, i, m);
   }
 
   std::optional<std::uint16_t> fitting_row(std::size_t m) const {
@@ -302,6 +308,7 @@ class Chooser {
       local.others_op = *row.in[0];
     }
     const OpRule& rule = *in_.rule;
+    if (rule.size_arg) decision.rewrites.push_back({*rule.size_arg, Rewrite::Kind::kLocalShape, 0, {}});
     if (reduces && (rule.reduce || rule.reduction_arg)) local.identity = rule.reduce.value_or(ReduceOp::kSum);
     if (reduces && !rule.mean_op.empty()) {
       local.op = rule.mean_op;
@@ -354,20 +361,21 @@ class Chooser {
     return scaled(bytes, cost_.constants().local_kib_ps, 1024);
   }
 
-  bool any_partial_operand(std::size_t m) const {
+  // Was an operand Partial here already, and does the row carry that through?
+  bool carried(const Row& row, std::size_t m) const {
     for (std::size_t i = 0; i < in_.num_operands; ++i) {
-      if (call_.operands[i] && states_[i][m] == kPartial) return true;
+      if (row.in[i] && states_[i][m] == kPartial) return true;
     }
     return false;
   }
 
-  // Mesh dims on which a result is Partial and no operand was.
+  // Mesh dims on which a result is Partial that no operand brought along.
   MeshMask new_partials(const RowChoice& rows) const {
     MeshMask mask = 0;
     for (std::size_t m = 0; m < ndim_; ++m) {
-      const Kinds& out = in_.rows[rows[m]].out;
-      const bool partial = std::any_of(out.begin(), out.end(), [](const auto& op) { return op.has_value(); });
-      if (partial && !any_partial_operand(m)) mask |= MeshMask{1} << m;
+      const Row& row = in_.rows[rows[m]];
+      const bool partial = std::any_of(row.out.begin(), row.out.end(), [](const auto& op) { return op.has_value(); });
+      if (partial && !carried(row, m)) mask |= MeshMask{1} << m;
     }
     return mask;
   }
@@ -452,10 +460,9 @@ std::optional<Scored> score_way(const Instance& instance, const Chooser& chooser
 std::optional<Scored> cheapest(const Instance& instance, const Chooser& chooser, bool pinned,
                                const DecideOptions& options) {
   std::optional<Scored> best;
-  std::size_t index = 0;
-  for (const auto& [bound, rows] : chooser.bounded(pinned)) {
+  for (const auto& [bound, index, rows] : chooser.bounded(pinned)) {
     if (best && bound > best->score.time) break;
-    auto scored = score_way(instance, chooser, rows, index++, options);
+    auto scored = score_way(instance, chooser, rows, index, options);
     if (scored && (!best || scored->score < best->score)) best = std::move(scored);
   }
   return best;
@@ -529,8 +536,8 @@ OrReason<std::vector<Candidate>> candidates(const OpRule& rule, const OpCall& ca
   if (!instance) return Reason{instance.reason()};
   const Chooser chooser(*instance, options);
   std::vector<Scored> all;
-  for (const auto& [bound, rows] : chooser.bounded(false)) {
-    if (auto scored = score_way(*instance, chooser, rows, all.size(), options)) all.push_back(std::move(*scored));
+  for (const auto& [bound, index, rows] : chooser.bounded(false)) {
+    if (auto scored = score_way(*instance, chooser, rows, index, options)) all.push_back(std::move(*scored));
   }
   std::sort(all.begin(), all.end(), [](const Scored& a, const Scored& b) { return a.score < b.score; });
   const auto chosen = decide(rule, call, {.cost = options.cost, .nth = 0, .explain = options.explain});

@@ -78,9 +78,9 @@ struct Candidate {
   std::string row;  // per mesh dim: `m`, `R`, `linear(0)`
 };
 
-// Where a redistribution to one of a decision's inputs must stop on its way, `to` last: one plan leads to each stop from
-// the one before. More than one stop only where an operand that is not Replicate joins a Partial: S(0) to P(sum) goes by
-// R, which is then kept by its owner. Empty where there is no way.
+// Where a redistribution to one of a decision's inputs must stop on its way, `to` last: one plan leads to each stop
+// from the one before. More than one stop only where an operand that is not Replicate joins a Partial: S(0) to P(sum)
+// goes by R, which is then kept by its owner. Empty where there is no way.
 std::vector<Spec> stops_between(const Spec& from, const Spec& to);
 
 // The cheapest way to run the call, or why there is none. A pure function of its arguments. Where the operands fit a

@@ -21,7 +21,7 @@ struct Row {
   std::int16_t letter = kWholeDim;  // the letter that is cut
   Kinds in;                         // per operand: Partial in this; no value: cut by the letter, else replicated
   Kinds out;
-  std::uint64_t embeds = 0;  // operands that may be Replicate where `in` says Partial: the owner keeps the value
+  InlineVec<bool, 4> embeds;  // operands that need not be Partial where `in` says so: the owner keeps the value
   Once once = Once::kNo;
   const Carry* carry = nullptr;
 };

@@ -299,6 +299,7 @@ class Builder {
   Row empty_row() const {
     Row row;
     row.in.resize(call_.operands.size());
+    row.embeds.resize(call_.operands.size(), false);
     row.out.resize(call_.outputs.size());
     return row;
   }
@@ -316,7 +317,7 @@ class Builder {
       if (!pattern_of(i).added || !call_.operands[i] || row.in[i]) continue;
       if (!can_reduce(call_.operands[i]->meta().dtype(), op)) return false;
       row.in[i] = op;
-      row.embeds |= std::uint64_t{1} << i;
+      row.embeds[i] = true;
     }
     return true;
   }
@@ -436,7 +437,7 @@ class Builder {
       if (!call_.operands[i] || !can_reduce(call_.operands[i]->meta().dtype(), op)) return;
       row.in[i] = op;
       // In place the first operand stays what it is, so the others join it.
-      if (result_.form.in_place && i > 0) row.embeds |= std::uint64_t{1} << i;
+      if (result_.form.in_place && i > 0) row.embeds[i] = true;
     }
     for (std::size_t k = 0; k < row.out.size(); ++k) {
       if (call_.outputs[k]) row.out[k] = *to;

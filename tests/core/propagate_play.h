@@ -207,11 +207,12 @@ inline std::vector<Array> run_local(const OpCall& call, const Decision& decision
   const LocalWork& work = decision.local;
   const auto fill = [&](ReduceOp op) {
     std::vector<Array> results;
-    for (const auto& output : decision.outputs) results.push_back(Array::filled(output->local_shape(at), identity_of(op)));
+    for (const auto& output : decision.outputs)
+      results.push_back(Array::filled(output->local_shape(at), identity_of(op)));
     return results;
   };
-  const bool owner =
-      std::all_of(work.once.begin(), work.once.end(), [&](std::int64_t m) { return at[static_cast<std::size_t>(m)] == 0; });
+  const bool owner = std::all_of(work.once.begin(), work.once.end(),
+                                 [&](std::int64_t m) { return at[static_cast<std::size_t>(m)] == 0; });
   if (!owner && work.others == LocalWork::Others::kKeep) return {local.operands[0]};
   if (!owner) return fill(work.others_op);
   if (work.identity && local.operands[0].data.empty()) return fill(*work.identity);

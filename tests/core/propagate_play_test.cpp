@@ -114,9 +114,8 @@ Kernels make_kernels() {
   k["aten::fill_.Scalar"] = scalar([](double, double c) { return c; });
   k["aten::where.self"] = [](const LocalCall& call) {
     const auto& o = call.operands;
-    return std::vector{make_array(broadcast_shape(broadcast_shape(o[0].shape, o[1].shape), o[2].shape), [&](const Dims& at) {
-      return o[0].at(at) > 0 ? o[1].at(at) : o[2].at(at);
-    })};
+    return std::vector{make_array(broadcast_shape(broadcast_shape(o[0].shape, o[1].shape), o[2].shape),
+                                  [&](const Dims& at) { return o[0].at(at) > 0 ? o[1].at(at) : o[2].at(at); })};
   };
   k["aten::mm"] = [](const LocalCall& call) { return std::vector{matmul(call.operands[0], call.operands[1])}; };
   k["aten::addmm"] = [](const LocalCall& call) {
@@ -141,7 +140,8 @@ Kernels make_kernels() {
     return std::vector{result};
   };
   k["aten::mse_loss"] = [](const LocalCall& call) {
-    LocalCall squares{binary([](double a, double b) { return (a - b) * (a - b); })(call), {{}, StaticArg(), flag(false)}};
+    LocalCall squares{binary([](double a, double b) { return (a - b) * (a - b); })(call),
+                      {{}, StaticArg(), flag(false)}};
     const std::int64_t reduction = call.args[2].as_int();
     return reduction == 0 ? squares.operands : std::vector{reduced(squares, ReduceOp::kSum, reduction == 1)};
   };

@@ -17,6 +17,8 @@ constexpr RuleText kRows[] = {
     {"aten::scatter.src", "...,...,...->...", "dims(1)"},
     {"aten::scatter.value", "...,...->...", "dims(1)"},
     {"aten::scatter_add", "...,...,...->...", "dims(1) linear(0,2)"},
+    {"aten::select_backward", "...->^", "dims(2) size(1) linear(0) key(3:nothing)"},
+    {"aten::slice_backward", "...->...", "dims(2) size(1) linear(0)"},
     {"aten::stack", "...->^", "dims(1) same(0)"},
     {"aten::tril", "...MN->...MN", "linear(0)"},
     {"aten::triu", "...MN->...MN", "linear(0)"},
