@@ -234,7 +234,7 @@ class Builder {
   }
 
   // A letter has the size of the results' dim, else the largest. Where a tensor has size 1 instead it broadcasts: the
-  // letter is absent there. Any other size: the letter cannot be cut.
+  // letter is absent there (unless the row is `exact`). Any other size: the letter cannot be cut.
   void settle_sizes() {
     InlineVec<bool, 8> in_output(result_.letters.size(), false);
     for_each_dim([&](std::int16_t letter, std::int64_t size, bool output) {
@@ -248,7 +248,7 @@ class Builder {
       if (letter == kWholeDim) return;
       if (size == result_.letters[letter])
         read[letter] = read[letter] || !output;
-      else if (size != 1)
+      else if (size != 1 || rule_.exact)
         whole[letter] = true;
     });
     for_each_dim([&](std::int16_t& letter, std::int64_t size, bool) {
