@@ -108,6 +108,12 @@ struct OpCall {
   std::vector<ArgRef> args;
   // The results, in global terms. No value: an output that is undefined.
   std::vector<std::optional<TensorMeta>> outputs;
+
+  // The static argument at a schema position; none where the call has no such argument.
+  const StaticArg& constant(std::size_t position) const {
+    static const StaticArg none;
+    return position < args.size() ? args[position].constant : none;
+  }
 };
 
 }  // namespace dtensor

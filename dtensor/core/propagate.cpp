@@ -34,7 +34,11 @@ MeshMask mask_of(const DimLayout& dim) {
 class Chooser {
  public:
   Chooser(const Instance& instance, const DecideOptions& options)
-      : in_(instance), call_(*instance.call), cost_(options.cost), ndim_(static_cast<std::size_t>(in_.mesh.ndim())) {
+      : in_(instance),
+        call_(*instance.call),
+        cost_(options.cost),
+        ndim_(static_cast<std::size_t>(in_.mesh.ndim())),
+        floor_(in_.mesh, cost_) {
     for (std::size_t i = 0; i < in_.num_operands; ++i) read_states(i);
   }
 
@@ -401,18 +405,23 @@ class Chooser {
     std::int64_t bound = saturating_add(compute_time(rows), exit_time(rows));
     for (std::size_t i = 0; i < in_.num_operands; ++i) {
       if (!call_.operands[i]) continue;
-      bool communicates = false;
+      bool moves = false;
       bool reduces = false;
       for (std::size_t m = 0; m < ndim_; ++m) {
         const std::int16_t state = states_[i][m];
-        const bool moves = in_.mesh.shape()[m] > 1 && state != kReplicated && !fits(in_.rows[rows[m]], i, m);
-        communicates = communicates || moves;
-        reduces = reduces || (moves && state == kPartial);
+        if (in_.mesh.shape()[m] == 1 || state == kReplicated || fits(in_.rows[rows[m]], i, m)) continue;
+        moves = true;
+        reduces = reduces || state == kPartial;
       }
-      if (!communicates) continue;
-      std::int64_t target = call_.operands[i]->meta().nbytes();
-      for (std::int16_t letter : in_.in[i]) target /= letter == kWholeDim ? 1 : pieces(rows, letter);
-      bound = saturating_add(bound, least_move(*call_.operands[i], target, communicates, reduces, cost_));
+      if (!moves) continue;
+      const TensorMeta& meta = call_.operands[i]->meta();
+      Dims target;
+      for (std::size_t d = 0; d < in_.in[i].size(); ++d) {
+        const std::int16_t letter = in_.in[i][d];
+        target.push_back(letter == kWholeDim ? meta.shape()[d] : ceil_div(meta.shape()[d], pieces(rows, letter)));
+      }
+      const Dims source = first_local_shape(*call_.operands[i]);
+      bound = saturating_add(bound, floor_.time(source, target, element_size(meta.dtype()), reduces));
     }
     return bound;
   }
@@ -421,6 +430,7 @@ class Chooser {
   const OpCall& call_;
   const CostModel& cost_;
   const std::size_t ndim_;
+  const MoveFloor floor_;
   std::vector<InlineVec<std::int16_t, 4>> states_;  // per operand and mesh dim: a letter or one of the above
 };
 

@@ -72,11 +72,20 @@ struct Score {
 // Time and moves of the plans that a decision needs; no value where one of them does not exist.
 std::optional<Score> score_of(const OpCall& call, const Way& way, std::size_t index, const CallForm& form,
                               const CostModel& cost);
-// A lower bound on what bringing one operand from its spec to (cuts, partials) takes: bytes of the busiest rank that
-// must arrive, over the fastest link.
-std::int64_t least_move(const Spec& from, std::int64_t target_bytes, bool communicates, bool reduces,
-                        const CostModel& cost);
-std::int64_t mean_local_bytes(const Spec& spec);
+// Below what no plan on a mesh can go, seen from the rank at coordinate 0, which never holds less than the average.
+class MoveFloor {
+ public:
+  MoveFloor(const Mesh& mesh, const CostModel& cost);
+  // From one local shape to another of that rank, which keeps at most the smaller of both on every dim. When a Partial
+  // is reduced, every element it wants needs a value from elsewhere.
+  std::int64_t time(const Dims& from, const Dims& to, std::int64_t element_size, bool reduces) const;
+
+ private:
+  std::int64_t start_ps_;
+  std::int64_t kib_ps_;
+};
+// The local shape of that rank.
+Dims first_local_shape(const Spec& spec);
 
 OrReason<std::vector<Candidate>> view_candidates(const OpRule& rule, const OpCall& call, const DecideOptions& options);
 OrReason<Decision> decide_view(const OpRule& rule, const OpCall& call, const DecideOptions& options);

@@ -5,18 +5,29 @@
 
 namespace dtensor {
 
-std::int64_t mean_local_bytes(const Spec& spec) { return spec.meta().nbytes() / spec.num_shards(); }
-
-std::int64_t least_move(const Spec& from, std::int64_t target_bytes, bool communicates, bool reduces,
-                        const CostModel& cost) {
-  if (!communicates) return 0;
-  // Of a Partial every wanted element needs a value from elsewhere; of a cut only what is not here already.
-  const std::int64_t bytes = reduces ? target_bytes : std::max<std::int64_t>(0, target_bytes - mean_local_bytes(from));
-  std::int64_t kib_ps = kForever;
-  for (std::int64_t m = 0; m < from.mesh().ndim(); ++m) {
-    if (from.mesh().shape()[m] > 1) kib_ps = std::min(kib_ps, cost.link_of(from.mesh(), m).kib_ps);
+MoveFloor::MoveFloor(const Mesh& mesh, const CostModel& cost) {
+  Link fastest{kForever, kForever};
+  for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
+    if (mesh.shape()[m] == 1) continue;
+    const Link link = cost.link_of(mesh, m);
+    fastest = {std::min(fastest.message_ps, link.message_ps), std::min(fastest.kib_ps, link.kib_ps)};
   }
-  return saturating_add(cost.constants().step_ps, scaled(bytes, kib_ps, 1024));
+  start_ps_ = saturating_add(cost.constants().step_ps, fastest.message_ps);
+  kib_ps_ = fastest.kib_ps;
+}
+
+std::int64_t MoveFloor::time(const Dims& from, const Dims& to, std::int64_t element_size, bool reduces) const {
+  std::int64_t wanted = element_size;
+  std::int64_t kept = reduces ? 0 : element_size;
+  for (std::size_t d = 0; d < to.size(); ++d) {
+    wanted *= to[d];
+    kept *= std::min(from[d], to[d]);
+  }
+  return wanted == kept ? 0 : saturating_add(start_ps_, scaled(wanted - kept, kib_ps_, 1024));
+}
+
+Dims first_local_shape(const Spec& spec) {
+  return spec.local_shape(Dims(static_cast<std::size_t>(spec.mesh().ndim())));
 }
 
 std::vector<Spec> stops_between(const Spec& from, const Spec& to) {
