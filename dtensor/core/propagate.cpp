@@ -11,12 +11,15 @@
 namespace dtensor {
 namespace {
 
+// Of more combinations than this only those are looked at that move few operands; of more than that not even all.
+constexpr std::size_t kMostTried = 48;
 constexpr std::size_t kMostWays = 4096;
 // Multiply-adds that take as long as moving a byte: 100 Tflop/s beside 1 TB/s, with some slack for small tiles.
 constexpr std::int64_t kMacsPerByte = 64;
 
 using MeshMask = std::uint32_t;
 using RowChoice = InlineVec<std::uint16_t, 4>;  // per mesh dim
+using Options = InlineVec<std::uint16_t, 8>;    // rows of one mesh dim
 
 // What an operand does on a mesh dim, in letters.
 constexpr std::int16_t kReplicated = -1;
@@ -67,12 +70,10 @@ class Chooser {
     RowChoice rows;
   };
   std::vector<Bounded> bounded(bool pinned) const {
-    std::vector<std::vector<std::uint16_t>> options;
-    std::size_t total = 1;
-    for (std::size_t m = 0; m < ndim_; ++m) options.push_back(options_on(m, pinned, false));
-    for (const auto& list : options) total = std::min(kMostWays + 1, total * list.size());
-    if (total > kMostWays) {
-      for (std::size_t m = 0; m < ndim_; ++m) options[m] = options_on(m, pinned, true);
+    std::vector<Options> options;
+    for (std::size_t m = 0; m < ndim_; ++m) options.push_back(options_on(m, pinned));
+    if (pinned && product(options) > kMostTried) {
+      for (std::size_t m = 0; m < ndim_; ++m) options[m] = near(m, options[m]);
     }
     std::vector<Bounded> result;
     RowChoice at(ndim_, 0);
@@ -180,23 +181,43 @@ class Chooser {
     return !in_.form.in_place || !call_.operands[0] || fits(row, 0, m);
   }
 
-  std::vector<std::uint16_t> options_on(std::size_t m, bool pinned, bool near) const {
+  static std::size_t product(const std::vector<Options>& options) {
+    std::size_t total = 1;
+    for (const Options& list : options) total = std::min(kMostWays, total * list.size());
+    return total;
+  }
+
+  // The rows that a mesh dim may take.
+  Options options_on(std::size_t m, bool pinned) const {
     if (pinned) {
       if (const auto row = fitting_row(m)) return {*row};
     }
-    std::vector<std::uint16_t> result;
+    Options result;
     for (std::size_t r = 0; r < in_.rows.size(); ++r) {
       const Row& row = in_.rows[r];
       bool possible = keeps_self(row, m);
-      bool touches = r == 0;
       for (std::size_t i = 0; possible && i < in_.num_operands; ++i) {
-        if (!call_.operands[i]) continue;
-        possible = reachable(row, i, m);
-        touches = touches || (states_[i][m] != kReplicated && fits(row, i, m));
+        possible = !call_.operands[i] || reachable(row, i, m);
       }
-      if (possible && (touches || !near)) result.push_back(static_cast<std::uint16_t>(r));
+      if (possible) result.push_back(static_cast<std::uint16_t>(r));
     }
     return result;
+  }
+
+  // Of these rows all replicated and those that let an operand stay as it is here; all of them when none does, since
+  // then a Partial may be reduced to any of them.
+  Options near(std::size_t m, const Options& options) const {
+    Options result;
+    bool stays = false;
+    for (std::uint16_t r : options) {
+      bool here = false;
+      for (std::size_t i = 0; i < in_.num_operands; ++i) {
+        here = here || (call_.operands[i] && states_[i][m] != kReplicated && fits(in_.rows[r], i, m));
+      }
+      stays = stays || here;
+      if (here || r == 0) result.push_back(r);
+    }
+    return stays ? result : options;
   }
 
   // One reduction in each spec, or sum with avg.
@@ -407,11 +428,14 @@ class Chooser {
       if (!call_.operands[i]) continue;
       bool moves = false;
       bool reduces = false;
+      std::uint32_t merged = 0;  // mesh dims along which pieces or parts come together
       for (std::size_t m = 0; m < ndim_; ++m) {
         const std::int16_t state = states_[i][m];
-        if (in_.mesh.shape()[m] == 1 || state == kReplicated || fits(in_.rows[rows[m]], i, m)) continue;
+        const Row& row = in_.rows[rows[m]];
+        if (in_.mesh.shape()[m] == 1 || state == kReplicated || fits(row, i, m)) continue;
         moves = true;
         reduces = reduces || state == kPartial;
+        if (state == kPartial || !has_letter(i, row.letter)) merged |= std::uint32_t{1} << m;
       }
       if (!moves) continue;
       const TensorMeta& meta = call_.operands[i]->meta();
@@ -421,7 +445,7 @@ class Chooser {
         target.push_back(letter == kWholeDim ? meta.shape()[d] : ceil_div(meta.shape()[d], pieces(rows, letter)));
       }
       const Dims source = first_local_shape(*call_.operands[i]);
-      bound = saturating_add(bound, floor_.time(source, target, element_size(meta.dtype()), reduces));
+      bound = saturating_add(bound, floor_.time(source, target, element_size(meta.dtype()), reduces, merged));
     }
     return bound;
   }

@@ -77,12 +77,15 @@ class MoveFloor {
  public:
   MoveFloor(const Mesh& mesh, const CostModel& cost);
   // From one local shape to another of that rank, which keeps at most the smaller of both on every dim. When a Partial
-  // is reduced, every element it wants needs a value from elsewhere.
-  std::int64_t time(const Dims& from, const Dims& to, std::int64_t element_size, bool reduces) const;
+  // is reduced, every element it wants needs a value from elsewhere. `merged`: the mesh dims along which it hears of
+  // all the others, in as many rounds as it takes to double what it knows each time.
+  std::int64_t time(const Dims& from, const Dims& to, std::int64_t element_size, bool reduces,
+                    std::uint32_t merged) const;
 
  private:
-  std::int64_t start_ps_;
-  std::int64_t kib_ps_;
+  std::int64_t step_ps_;
+  Link fastest_{kForever, kForever};
+  InlineVec<std::int64_t, 4> rounds_ps_;  // per mesh dim
 };
 // The local shape of that rank.
 Dims first_local_shape(const Spec& spec);

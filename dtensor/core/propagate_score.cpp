@@ -1,29 +1,36 @@
 #include <algorithm>
+#include <bit>
 
 #include "dtensor/core/checked.h"
 #include "dtensor/core/propagate_impl.h"
 
 namespace dtensor {
 
-MoveFloor::MoveFloor(const Mesh& mesh, const CostModel& cost) {
-  Link fastest{kForever, kForever};
+MoveFloor::MoveFloor(const Mesh& mesh, const CostModel& cost) : step_ps_(cost.constants().step_ps) {
   for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
-    if (mesh.shape()[m] == 1) continue;
+    const auto size = static_cast<std::uint64_t>(mesh.shape()[m]);
     const Link link = cost.link_of(mesh, m);
-    fastest = {std::min(fastest.message_ps, link.message_ps), std::min(fastest.kib_ps, link.kib_ps)};
+    rounds_ps_.push_back(scaled(std::bit_width(size) - 1, link.message_ps, 1));
+    if (size == 1) continue;
+    fastest_ = {std::min(fastest_.message_ps, link.message_ps), std::min(fastest_.kib_ps, link.kib_ps)};
   }
-  start_ps_ = saturating_add(cost.constants().step_ps, fastest.message_ps);
-  kib_ps_ = fastest.kib_ps;
 }
 
-std::int64_t MoveFloor::time(const Dims& from, const Dims& to, std::int64_t element_size, bool reduces) const {
+std::int64_t MoveFloor::time(const Dims& from, const Dims& to, std::int64_t element_size, bool reduces,
+                             std::uint32_t merged) const {
   std::int64_t wanted = element_size;
   std::int64_t kept = reduces ? 0 : element_size;
   for (std::size_t d = 0; d < to.size(); ++d) {
     wanted *= to[d];
     kept *= std::min(from[d], to[d]);
   }
-  return wanted == kept ? 0 : saturating_add(start_ps_, scaled(wanted - kept, kib_ps_, 1024));
+  if (wanted == kept) return 0;
+  std::int64_t rounds = 0;
+  for (std::size_t m = 0; m < rounds_ps_.size(); ++m) {
+    if (merged >> m & 1) rounds = saturating_add(rounds, rounds_ps_[m]);
+  }
+  return saturating_add(saturating_add(step_ps_, std::max(rounds, fastest_.message_ps)),
+                        scaled(wanted - kept, fastest_.kib_ps, 1024));
 }
 
 Dims first_local_shape(const Spec& spec) {

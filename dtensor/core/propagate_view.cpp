@@ -236,7 +236,7 @@ std::vector<Way> moved_ways(const Viewer& viewer, const Spec& spec, const CostMo
     auto viewed = viewer.view(*input);
     if (!viewed) continue;
     Way way = way_of(*input, std::move(*viewed), false, cost);
-    way.bound = saturating_add(way.compute, floor.time(source, first_local_shape(*input), size, false));
+    way.bound = saturating_add(way.compute, floor.time(source, first_local_shape(*input), size, false, 0));
     ways.push_back(std::move(way));
   }
   std::stable_sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) { return a.bound < b.bound; });
