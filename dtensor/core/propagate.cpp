@@ -14,6 +14,7 @@ namespace {
 // Of more combinations than this only those are looked at that move few operands; of more than that not even all.
 constexpr std::size_t kMostTried = 48;
 constexpr std::size_t kMostWays = 4096;
+constexpr std::size_t kMostNamed = 8;  // alternatives in an explanation
 // Multiply-adds that take as long as moving a byte: 100 Tflop/s beside 1 TB/s, with some slack for small tiles.
 constexpr std::int64_t kMacsPerByte = 64;
 
@@ -537,9 +538,21 @@ OrReason<Decision> decide_factory(const OpRule& rule, const OpCall& call) {
   return decision;
 }
 
+// The chosen one, with the others named.
+OrReason<Decision> explained(const OpRule& rule, const OpCall& call, const DecideOptions& options) {
+  auto all = candidates(rule, call, options);
+  if (!all) return Reason{all.reason()};
+  Decision decision = std::move(all->front().decision);
+  for (std::size_t i = 1; i < std::min(all->size(), kMostNamed + 1); ++i) {
+    decision.reason += "; instead of row " + (*all)[i].row + ", " + time_text((*all)[i].decision.time);
+  }
+  return decision;
+}
+
 }  // namespace
 
 OrReason<Decision> decide(const OpRule& rule, const OpCall& call, const DecideOptions& options) {
+  if (options.explain && options.nth == 0) return explained(rule, call, options);
   if (options.nth > 0) {
     auto all = candidates(rule, call, options);
     if (!all) return Reason{all.reason()};
@@ -574,13 +587,16 @@ OrReason<std::vector<Candidate>> candidates(const OpRule& rule, const OpCall& ca
     if (auto scored = score_way(*instance, chooser, rows, index, options)) all.push_back(std::move(*scored));
   }
   std::sort(all.begin(), all.end(), [](const Scored& a, const Scored& b) { return a.score < b.score; });
-  const auto chosen = decide(rule, call, {.cost = options.cost, .nth = 0, .explain = options.explain});
+  auto chosen = decide(rule, call, {.cost = options.cost, .nth = 0, .explain = false});
   if (!chosen) return Reason{chosen.reason()};
   const auto front = std::find_if(all.begin(), all.end(), [&](const Scored& scored) {
     return scored.way.decision.inputs == chosen->inputs && scored.way.decision.outputs == chosen->outputs;
   });
-  if (front != all.end()) std::rotate(all.begin(), front, front + 1);
   std::vector<Candidate> result;
+  if (front != all.end())
+    std::rotate(all.begin(), front, front + 1);
+  else
+    result.push_back({std::move(*chosen), "chosen"});
   for (Scored& scored : all) {
     std::string row = scored.way.row;
     result.push_back({finished(call, std::move(scored)), std::move(row)});

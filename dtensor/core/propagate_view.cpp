@@ -65,10 +65,10 @@ class Viewer {
       case ViewKind::kPermute:
         return keep(permute(spec, arg(1).as_ints()), viewed);
       case ViewKind::kReshapeStrides:
-        viewed.rewrites.push_back({2, Rewrite::Kind::kLocalStride, 0, {}});
+        viewed.op = "aten::view";  // whatever the local strides are
         [[fallthrough]];
       case ViewKind::kReshape:
-        viewed.rewrites.insert(viewed.rewrites.begin(), {1, Rewrite::Kind::kLocalShape, 0, {}});
+        viewed.rewrites.push_back({1, Rewrite::Kind::kLocalShape, 0, {}});
         return keep(reshape(spec, call_.outputs[0]->shape()), viewed);
       case ViewKind::kExpand:
         viewed.rewrites.push_back({1, Rewrite::Kind::kLocalShape, 0, {}});

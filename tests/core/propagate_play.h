@@ -191,8 +191,6 @@ inline StaticArg rewritten(const Rewrite& rewrite, const Decision& decision, con
       return rewrite.value;
     case Rewrite::Kind::kLocalShape:
       return calls::ints(decision.outputs[rewrite.index]->local_shape(at));
-    case Rewrite::Kind::kLocalStride:
-      return calls::ints(decision.outputs[rewrite.index]->local_stride(at));
     case Rewrite::Kind::kScaled:
       break;
   }

@@ -40,7 +40,7 @@ TEST(PropagateView, RewritesWhatTheLocalCallIsTold) {
   EXPECT_EQ(rewrites("aten::view", {"f32[3,5,8] @ 2(x) : S(1)", ints({-1, 8})}, {"f32[15,8]"}),
             (std::vector<Rewrite>{{1, Kind::kLocalShape, 0, {}}}));
   EXPECT_EQ(rewrites("aten::_reshape_alias", {"f32[3,5,8] @ 2(x) : S(1)", ints({15, 8}), ints({8, 1})}, {"f32[15,8]"}),
-            (std::vector<Rewrite>{{1, Kind::kLocalShape, 0, {}}, {2, Kind::kLocalStride, 0, {}}}));
+            (std::vector<Rewrite>{{1, Kind::kLocalShape, 0, {}}}));
   // An uncut dim is the same on every rank.
   EXPECT_EQ(rewrites("aten::slice.Tensor", {"f32[8,6] @ 2(x) : S(1)", i(0), i(1), i(3), i(1)}, {"f32[2,6]"}),
             std::vector<Rewrite>());
@@ -55,6 +55,12 @@ TEST(PropagateView, PartsOfAFusedWeightAreFree) {
   EXPECT_EQ(
       decided("aten::split.Tensor", {"f32[(3*4),6] @ 2(x) : S(0.1)", i(4), i(0)}, {"f32[4,6]", "f32[4,6]", "f32[4,6]"}),
       "S(0.1) -> S(0) | S(0) | S(0); runs aten::split_with_sizes; alias");
+}
+
+// The local strides need not be those of a fresh tensor.
+TEST(PropagateView, ReshapeAliasIsALocalView) {
+  EXPECT_EQ(decided("aten::_reshape_alias", {"f32[3,5,8] @ 2(x) : S(1)", ints({15, 8}), ints({8, 1})}, {"f32[15,8]"}),
+            "S(1) -> S(0.1); runs aten::view; alias");
 }
 
 // A local size of 1 is not a global one.
