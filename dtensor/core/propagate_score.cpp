@@ -56,16 +56,13 @@ std::optional<Score> score_of(const OpCall& call, const Way& way, std::size_t in
   const auto add_plan = [&](const Spec& from, const Spec& to, bool self) {
     if (from == to) return true;
     const std::vector<Spec> stops = stops_between(from, to);
-    bool moves = false;
     const Spec* at = &from;
     for (const Spec& stop : stops) {
-      const Plan plan = make_plan(*at, stop, options);
-      score.time = saturating_add(score.time, plan.time());
-      moves = moves || plan.way() != Route::Way::kNothing;
+      score.time = saturating_add(score.time, make_plan(*at, stop, options).time());
       at = &stop;
     }
-    score.moved += moves ? 1 : 0;
-    score.self_moved = score.self_moved || (moves && self);
+    score.moved += 1;  // also where it is free: on one rank the choice is what it would be on more
+    score.self_moved = score.self_moved || self;
     return !stops.empty();
   };
   for (std::size_t i = 0; i < call.operands.size(); ++i) {

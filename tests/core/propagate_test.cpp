@@ -354,6 +354,15 @@ TEST(Propagate, ChoiceOnThreeMeshDimsIsCloseToTheCheapest) {
   }
 }
 
+// A mesh dim of size 1 makes everything free; what is chosen is what more ranks would choose.
+TEST(Propagate, OneRankChoosesAsManyDo) {
+  EXPECT_EQ(decided("aten::mm", {"f32[8,6] @ 1(x) : S(0)", "f32[6,4] @ 1(x) : S(0)"}, {"f32[8,4]"}),
+            "S(0) | S(0)>R -> S(0)");
+  EXPECT_EQ(decided("aten::mm", {"f32[8,6] @ 1x2(x,y) : S(0),S(0)", "f32[6,4] @ 1x2(x,y) : S(0),R"}, {"f32[8,4]"}),
+            "S(0),S(0) | S(0),R>R,R -> S(0),S(0)");
+  EXPECT_EQ(decided("aten::relu", {"f32[8] @ 1(x) : P"}, {"f32[8]"}), "P(sum)>R -> R");
+}
+
 // Mesh dims on which the operands fit a row keep it: a replicated mesh dim does not start to cut because another one
 // has to move something.
 TEST(Propagate, MeshDimsThatFitStay) {
