@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 
 #include "dtensor/core/checked.h"
 #include "dtensor/core/propagate_impl.h"
@@ -11,9 +10,8 @@
 namespace dtensor {
 namespace {
 
-// Of more combinations than this only those are looked at that move few operands; of more than that not even all.
+// Of more combinations than this only those are looked at that move few operands.
 constexpr std::size_t kMostTried = 48;
-constexpr std::size_t kMostWays = 4096;
 constexpr std::size_t kMostNamed = 8;  // alternatives in an explanation
 // Multiply-adds that take as long as moving a byte: 100 Tflop/s beside 1 TB/s, with some slack for small tiles.
 constexpr std::int64_t kMacsPerByte = 64;

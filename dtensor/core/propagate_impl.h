@@ -48,6 +48,9 @@ OrReason<Instance> make_instance(const OpRule& rule, const OpCall& call);
 // The mesh of all operands; why not when they disagree or there is none.
 OrReason<Mesh> mesh_of(const OpCall& call);
 
+// No more ways than this are ever listed; a mesh of many dims has more.
+inline constexpr std::size_t kMostWays = 4096;
+
 // One way to run a call, before it is known what it costs.
 struct Way {
   Decision decision;
@@ -58,7 +61,7 @@ struct Way {
   std::int64_t output_bytes = 0;
 };
 
-// The cheapest of the ways, all of them when asked; ways come by ascending bound. See docs/rules.md.
+// What ways are compared by, in this order (docs/rules.md).
 struct Score {
   std::int64_t time = 0;
   std::int64_t moved = 0;
@@ -72,6 +75,7 @@ struct Score {
 // Time and moves of the plans that a decision needs; no value where one of them does not exist.
 std::optional<Score> score_of(const OpCall& call, const Way& way, std::size_t index, const CallForm& form,
                               const CostModel& cost);
+
 // Below what no plan on a mesh can go, seen from the rank at coordinate 0, which never holds less than the average.
 class MoveFloor {
  public:

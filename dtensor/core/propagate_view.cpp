@@ -9,8 +9,6 @@
 namespace dtensor {
 namespace {
 
-constexpr std::size_t kMostWays = 4096;
-
 // A view of one spec: what comes out, and what the local call needs to know.
 struct Viewed {
   std::vector<Spec> outputs;
