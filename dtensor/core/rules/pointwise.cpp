@@ -8,6 +8,7 @@ namespace {
 // infinity cannot be added. Multiplying is linear in each operand alone, adding in both together; a number added to a
 // sum is added once.
 constexpr RuleText kRows[] = {
+    {"aten::_prelu_kernel", "...,...->..."},
     {"aten::abs", "...->..."},
     {"aten::acos", "...->..."},
     {"aten::acosh", "...->..."},
@@ -58,6 +59,7 @@ constexpr RuleText kRows[] = {
     {"aten::expm1", "...->...", "up(0)"},
     {"aten::floor", "...->...", "up(0)"},
     {"aten::floor_divide", "...,...->..."},
+    {"aten::floor_divide.Scalar", "...->..."},
     {"aten::fmax", "...,...->..."},
     {"aten::fmin", "...,...->..."},
     {"aten::fmod.Scalar", "...->..."},
