@@ -57,6 +57,10 @@ TEST(Rule, FindsPlainInPlaceAndOutForms) {
   EXPECT_EQ(found("aten::mean.out"), "aten::mean.dim, out");
   EXPECT_EQ(found("aten::pow.Tensor_Scalar_out"), "aten::pow.Tensor_Scalar, out");
   EXPECT_EQ(found("aten::any.all_out"), "aten::any, out");
+  EXPECT_EQ(found("aten::any.out"), "aten::any.dim, out");
+  EXPECT_EQ(found("aten::max.out"), "aten::maximum, out");
+  EXPECT_EQ(found("aten::clamp.Tensor_out"), "aten::clamp.Tensor, out");
+  EXPECT_EQ(found("aten::norm.out"), "aten::norm.ScalarOpt_dim, out");
   EXPECT_EQ(found("aten::copy_"), "aten::copy_, in place");
   EXPECT_EQ(found("aten::zero_"), "aten::zero, in place");
   EXPECT_EQ(found("aten::native_dropout"), "none");
