@@ -115,12 +115,21 @@ class Chooser {
       way.decision.outputs.push_back(std::move(*output));
     }
     set_local_work(way.decision, rows);
-    way.compute = saturating_add(compute_time(rows), exit_time(rows));
-    way.new_partials = std::popcount(new_partials(rows));
-    for (std::size_t k = 0; k < call_.outputs.size(); ++k) way.output_bytes += output_bytes(k, rows);
     return way;
   }
 
+  // The same with what is known of its cost without a plan.
+  std::optional<Way> make_costed_way(const RowChoice& rows) const {
+    auto way = make_way(rows);
+    if (!way) return way;
+    way->row = text_of(rows);
+    way->compute = saturating_add(compute_time(rows), exit_time(rows));
+    way->new_partials = std::popcount(new_partials(rows));
+    for (std::size_t k = 0; k < call_.outputs.size(); ++k) way->output_bytes += output_bytes(k, rows);
+    return way;
+  }
+
+ private:
   std::string text_of(const RowChoice& rows) const {
     return join(rows, ",", [&](std::uint16_t index) -> std::string {
       const Row& row = in_.rows[index];
@@ -129,7 +138,6 @@ class Chooser {
     });
   }
 
- private:
   void read_states(std::size_t i) {
     InlineVec<std::int16_t, 4> states(ndim_, kReplicated);
     if (call_.operands[i]) {
@@ -481,11 +489,10 @@ Decision finished(const OpCall& call, Scored scored) {
 
 std::optional<Scored> score_way(const Instance& instance, const Chooser& chooser, const RowChoice& rows,
                                 std::size_t index, const DecideOptions& options) {
-  auto way = chooser.make_way(rows);
+  auto way = chooser.make_costed_way(rows);
   if (!way) return std::nullopt;
   const auto score = score_of(*instance.call, *way, index, instance.form, options.cost);
   if (!score) return std::nullopt;
-  way->row = chooser.text_of(rows);
   return Scored{*score, std::move(*way)};
 }
 

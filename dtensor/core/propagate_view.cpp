@@ -185,7 +185,6 @@ Way way_of(const Spec& input, Viewed viewed, bool alias, const CostModel& cost) 
 }
 
 // The spec with each mesh dim's cut kept, dropped (-1) or on another tensor dim.
-constexpr std::int64_t kDropped = -1;
 constexpr std::int64_t kKept = -2;
 OrReason<Spec> recut(const Spec& spec, const Dims& targets) {
   DimLayouts dims = spec.dims();
