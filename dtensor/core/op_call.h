@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -52,10 +53,10 @@ class StaticArg {
   const std::string& as_text() const noexcept { return text_; }
   // An int list, or a single int as a list of one; empty when neither.
   Dims as_ints() const { return kind_ == Kind::kInt ? Dims{int_} : ints_; }
-  // -1, 0 (also for NaN and what has no order) or 1.
+  // -1, 0 (also for what is not finite or has no order) or 1.
   int sign() const noexcept {
     if (kind_ == Kind::kInt || kind_ == Kind::kBool) return int_ < 0 ? -1 : int_ > 0;
-    if (kind_ != Kind::kNumber || number_type() == NumberType::kComplex) return 0;
+    if (kind_ != Kind::kNumber || number_type() == NumberType::kComplex || !std::isfinite(number_)) return 0;
     return number_ < 0 ? -1 : number_ > 0;
   }
 
@@ -107,6 +108,12 @@ struct OpCall {
   std::vector<ArgRef> args;
   // The results, in global terms. No value: an output that is undefined.
   std::vector<std::optional<TensorMeta>> outputs;
+
+  // The static argument at a schema position; none where the call has no such argument.
+  const StaticArg& constant(std::size_t position) const {
+    static const StaticArg none;
+    return position < args.size() ? args[position].constant : none;
+  }
 };
 
 }  // namespace dtensor

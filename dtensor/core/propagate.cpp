@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 
 #include "dtensor/core/checked.h"
 #include "dtensor/core/propagate_impl.h"
@@ -11,12 +10,15 @@
 namespace dtensor {
 namespace {
 
-constexpr std::size_t kMostWays = 4096;
+// Of more combinations than this only those are looked at that move few operands.
+constexpr std::size_t kMostTried = 48;
+constexpr std::size_t kMostNamed = 8;  // alternatives in an explanation
 // Multiply-adds that take as long as moving a byte: 100 Tflop/s beside 1 TB/s, with some slack for small tiles.
 constexpr std::int64_t kMacsPerByte = 64;
 
 using MeshMask = std::uint32_t;
 using RowChoice = InlineVec<std::uint16_t, 4>;  // per mesh dim
+using Options = InlineVec<std::uint16_t, 8>;    // rows of one mesh dim
 
 // What an operand does on a mesh dim, in letters.
 constexpr std::int16_t kReplicated = -1;
@@ -34,7 +36,11 @@ MeshMask mask_of(const DimLayout& dim) {
 class Chooser {
  public:
   Chooser(const Instance& instance, const DecideOptions& options)
-      : in_(instance), call_(*instance.call), cost_(options.cost), ndim_(static_cast<std::size_t>(in_.mesh.ndim())) {
+      : in_(instance),
+        call_(*instance.call),
+        cost_(options.cost),
+        ndim_(static_cast<std::size_t>(in_.mesh.ndim())),
+        floor_(in_.mesh, cost_) {
     for (std::size_t i = 0; i < in_.num_operands; ++i) read_states(i);
   }
 
@@ -57,15 +63,18 @@ class Chooser {
   }
 
   // Ways by ascending bound. Pinned: mesh dims on which the operands fit a row keep it.
-  std::vector<std::pair<std::int64_t, RowChoice>> bounded(bool pinned) const {
-    std::vector<std::vector<std::uint16_t>> options;
-    std::size_t total = 1;
-    for (std::size_t m = 0; m < ndim_; ++m) options.push_back(options_on(m, pinned, false));
-    for (const auto& list : options) total = std::min(kMostWays + 1, total * list.size());
-    if (total > kMostWays) {
-      for (std::size_t m = 0; m < ndim_; ++m) options[m] = options_on(m, pinned, true);
+  struct Bounded {
+    std::int64_t bound;
+    std::size_t index;  // in the order of the rows
+    RowChoice rows;
+  };
+  std::vector<Bounded> bounded(bool pinned) const {
+    std::vector<Options> options;
+    for (std::size_t m = 0; m < ndim_; ++m) options.push_back(options_on(m, pinned));
+    if (pinned && product(options) > kMostTried) {
+      for (std::size_t m = 0; m < ndim_; ++m) options[m] = near(m, options[m]);
     }
-    std::vector<std::pair<std::int64_t, RowChoice>> result;
+    std::vector<Bounded> result;
     RowChoice at(ndim_, 0);
     for (bool more = true; more && result.size() < kMostWays;) {
       RowChoice rows;
@@ -73,14 +82,15 @@ class Chooser {
         if (options[m].empty()) return {};
         rows.push_back(options[m][at[m]]);
       }
-      if (kinds_agree(rows)) result.emplace_back(bound_of(rows), rows);
+      if (kinds_agree(rows)) result.push_back({bound_of(rows), result.size(), rows});
       more = false;
       for (std::size_t m = ndim_; m-- > 0 && !more;) {
         more = ++at[m] < options[m].size();
         if (!more) at[m] = 0;
       }
     }
-    std::stable_sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(result.begin(), result.end(),
+                     [](const Bounded& a, const Bounded& b) { return a.bound < b.bound; });
     return result;
   }
 
@@ -105,12 +115,21 @@ class Chooser {
       way.decision.outputs.push_back(std::move(*output));
     }
     set_local_work(way.decision, rows);
-    way.compute = saturating_add(compute_time(rows), exit_time(rows));
-    way.new_partials = std::popcount(new_partials(rows));
-    for (std::size_t k = 0; k < call_.outputs.size(); ++k) way.output_bytes += output_bytes(k, rows);
     return way;
   }
 
+  // The same with what is known of its cost without a plan.
+  std::optional<Way> make_costed_way(const RowChoice& rows) const {
+    auto way = make_way(rows);
+    if (!way) return way;
+    way->row = text_of(rows);
+    way->compute = saturating_add(compute_time(rows), exit_time(rows));
+    way->new_partials = std::popcount(new_partials(rows));
+    for (std::size_t k = 0; k < call_.outputs.size(); ++k) way->output_bytes += output_bytes(k, rows);
+    return way;
+  }
+
+ private:
   std::string text_of(const RowChoice& rows) const {
     return join(rows, ",", [&](std::uint16_t index) -> std::string {
       const Row& row = in_.rows[index];
@@ -119,7 +138,6 @@ class Chooser {
     });
   }
 
- private:
   void read_states(std::size_t i) {
     InlineVec<std::int16_t, 4> states(ndim_, kReplicated);
     if (call_.operands[i]) {
@@ -148,12 +166,12 @@ class Chooser {
     if (has_letter(i, row.letter)) return state == row.letter;
     if (!row.in[i]) return state == kReplicated;
     if (state == kPartial) return call_.operands[i]->partials()[m] == row.in[i];
-    return state == kReplicated && (row.embeds >> i & 1);
+    return state == kReplicated && row.embeds[i];
   }
 
   // Can it be brought to what the row wants? Nothing but an operand that joins a sum turns Partial.
   bool reachable(const Row& row, std::size_t i, std::size_t m) const {
-    return !row.in[i] || (row.embeds >> i & 1) || fits(row, i, m);
+    return !row.in[i] || row.embeds[i] || fits(row, i, m);
   }
 
   std::optional<std::uint16_t> fitting_row(std::size_t m) const {
@@ -170,23 +188,43 @@ class Chooser {
     return !in_.form.in_place || !call_.operands[0] || fits(row, 0, m);
   }
 
-  std::vector<std::uint16_t> options_on(std::size_t m, bool pinned, bool near) const {
+  static std::size_t product(const std::vector<Options>& options) {
+    std::size_t total = 1;
+    for (const Options& list : options) total = std::min(kMostWays, total * list.size());
+    return total;
+  }
+
+  // The rows that a mesh dim may take.
+  Options options_on(std::size_t m, bool pinned) const {
     if (pinned) {
       if (const auto row = fitting_row(m)) return {*row};
     }
-    std::vector<std::uint16_t> result;
+    Options result;
     for (std::size_t r = 0; r < in_.rows.size(); ++r) {
       const Row& row = in_.rows[r];
       bool possible = keeps_self(row, m);
-      bool touches = r == 0;
       for (std::size_t i = 0; possible && i < in_.num_operands; ++i) {
-        if (!call_.operands[i]) continue;
-        possible = reachable(row, i, m);
-        touches = touches || (states_[i][m] != kReplicated && fits(row, i, m));
+        possible = !call_.operands[i] || reachable(row, i, m);
       }
-      if (possible && (touches || !near)) result.push_back(static_cast<std::uint16_t>(r));
+      if (possible) result.push_back(static_cast<std::uint16_t>(r));
     }
     return result;
+  }
+
+  // Of these rows all replicated and those that let an operand stay as it is here; all of them when none does, since
+  // then a Partial may be reduced to any of them.
+  Options near(std::size_t m, const Options& options) const {
+    Options result;
+    bool stays = false;
+    for (std::uint16_t r : options) {
+      bool here = false;
+      for (std::size_t i = 0; i < in_.num_operands; ++i) {
+        here = here || (call_.operands[i] && states_[i][m] != kReplicated && fits(in_.rows[r], i, m));
+      }
+      stays = stays || here;
+      if (here || r == 0) result.push_back(r);
+    }
+    return stays ? result : options;
   }
 
   // One reduction in each spec, or sum with avg.
@@ -302,6 +340,7 @@ class Chooser {
       local.others_op = *row.in[0];
     }
     const OpRule& rule = *in_.rule;
+    if (rule.size_arg) decision.rewrites.push_back({*rule.size_arg, Rewrite::Kind::kLocalShape, 0, {}});
     if (reduces && (rule.reduce || rule.reduction_arg)) local.identity = rule.reduce.value_or(ReduceOp::kSum);
     if (reduces && !rule.mean_op.empty()) {
       local.op = rule.mean_op;
@@ -354,20 +393,21 @@ class Chooser {
     return scaled(bytes, cost_.constants().local_kib_ps, 1024);
   }
 
-  bool any_partial_operand(std::size_t m) const {
+  // Was an operand Partial here already, and does the row carry that through?
+  bool carried(const Row& row, std::size_t m) const {
     for (std::size_t i = 0; i < in_.num_operands; ++i) {
-      if (call_.operands[i] && states_[i][m] == kPartial) return true;
+      if (row.in[i] && states_[i][m] == kPartial) return true;
     }
     return false;
   }
 
-  // Mesh dims on which a result is Partial and no operand was.
+  // Mesh dims on which a result is Partial that no operand brought along.
   MeshMask new_partials(const RowChoice& rows) const {
     MeshMask mask = 0;
     for (std::size_t m = 0; m < ndim_; ++m) {
-      const Kinds& out = in_.rows[rows[m]].out;
-      const bool partial = std::any_of(out.begin(), out.end(), [](const auto& op) { return op.has_value(); });
-      if (partial && !any_partial_operand(m)) mask |= MeshMask{1} << m;
+      const Row& row = in_.rows[rows[m]];
+      const bool partial = std::any_of(row.out.begin(), row.out.end(), [](const auto& op) { return op.has_value(); });
+      if (partial && !carried(row, m)) mask |= MeshMask{1} << m;
     }
     return mask;
   }
@@ -393,18 +433,26 @@ class Chooser {
     std::int64_t bound = saturating_add(compute_time(rows), exit_time(rows));
     for (std::size_t i = 0; i < in_.num_operands; ++i) {
       if (!call_.operands[i]) continue;
-      bool communicates = false;
+      bool moves = false;
       bool reduces = false;
+      std::uint32_t merged = 0;  // mesh dims along which pieces or parts come together
       for (std::size_t m = 0; m < ndim_; ++m) {
         const std::int16_t state = states_[i][m];
-        const bool moves = in_.mesh.shape()[m] > 1 && state != kReplicated && !fits(in_.rows[rows[m]], i, m);
-        communicates = communicates || moves;
-        reduces = reduces || (moves && state == kPartial);
+        const Row& row = in_.rows[rows[m]];
+        if (in_.mesh.shape()[m] == 1 || state == kReplicated || fits(row, i, m)) continue;
+        moves = true;
+        reduces = reduces || state == kPartial;
+        if (state == kPartial || !has_letter(i, row.letter)) merged |= std::uint32_t{1} << m;
       }
-      if (!communicates) continue;
-      std::int64_t target = call_.operands[i]->meta().nbytes();
-      for (std::int16_t letter : in_.in[i]) target /= letter == kWholeDim ? 1 : pieces(rows, letter);
-      bound = saturating_add(bound, least_move(*call_.operands[i], target, communicates, reduces, cost_));
+      if (!moves) continue;
+      const TensorMeta& meta = call_.operands[i]->meta();
+      Dims target;
+      for (std::size_t d = 0; d < in_.in[i].size(); ++d) {
+        const std::int16_t letter = in_.in[i][d];
+        target.push_back(letter == kWholeDim ? meta.shape()[d] : ceil_div(meta.shape()[d], pieces(rows, letter)));
+      }
+      const Dims source = first_local_shape(*call_.operands[i]);
+      bound = saturating_add(bound, floor_.time(source, target, element_size(meta.dtype()), reduces, merged));
     }
     return bound;
   }
@@ -413,6 +461,7 @@ class Chooser {
   const OpCall& call_;
   const CostModel& cost_;
   const std::size_t ndim_;
+  const MoveFloor floor_;
   std::vector<InlineVec<std::int16_t, 4>> states_;  // per operand and mesh dim: a letter or one of the above
 };
 
@@ -440,11 +489,10 @@ Decision finished(const OpCall& call, Scored scored) {
 
 std::optional<Scored> score_way(const Instance& instance, const Chooser& chooser, const RowChoice& rows,
                                 std::size_t index, const DecideOptions& options) {
-  auto way = chooser.make_way(rows);
+  auto way = chooser.make_costed_way(rows);
   if (!way) return std::nullopt;
   const auto score = score_of(*instance.call, *way, index, instance.form, options.cost);
   if (!score) return std::nullopt;
-  way->row = chooser.text_of(rows);
   return Scored{*score, std::move(*way)};
 }
 
@@ -452,10 +500,9 @@ std::optional<Scored> score_way(const Instance& instance, const Chooser& chooser
 std::optional<Scored> cheapest(const Instance& instance, const Chooser& chooser, bool pinned,
                                const DecideOptions& options) {
   std::optional<Scored> best;
-  std::size_t index = 0;
-  for (const auto& [bound, rows] : chooser.bounded(pinned)) {
+  for (const auto& [bound, index, rows] : chooser.bounded(pinned)) {
     if (best && bound > best->score.time) break;
-    auto scored = score_way(instance, chooser, rows, index++, options);
+    auto scored = score_way(instance, chooser, rows, index, options);
     if (scored && (!best || scored->score < best->score)) best = std::move(scored);
   }
   return best;
@@ -496,9 +543,21 @@ OrReason<Decision> decide_factory(const OpRule& rule, const OpCall& call) {
   return decision;
 }
 
+// The chosen one, with the others named.
+OrReason<Decision> explained(const OpRule& rule, const OpCall& call, const DecideOptions& options) {
+  auto all = candidates(rule, call, options);
+  if (!all) return Reason{all.reason()};
+  Decision decision = std::move(all->front().decision);
+  for (std::size_t i = 1; i < std::min(all->size(), kMostNamed + 1); ++i) {
+    decision.reason += "; instead of row " + (*all)[i].row + ", " + time_text((*all)[i].decision.time);
+  }
+  return decision;
+}
+
 }  // namespace
 
 OrReason<Decision> decide(const OpRule& rule, const OpCall& call, const DecideOptions& options) {
+  if (options.explain && options.nth == 0) return explained(rule, call, options);
   if (options.nth > 0) {
     auto all = candidates(rule, call, options);
     if (!all) return Reason{all.reason()};
@@ -529,17 +588,20 @@ OrReason<std::vector<Candidate>> candidates(const OpRule& rule, const OpCall& ca
   if (!instance) return Reason{instance.reason()};
   const Chooser chooser(*instance, options);
   std::vector<Scored> all;
-  for (const auto& [bound, rows] : chooser.bounded(false)) {
-    if (auto scored = score_way(*instance, chooser, rows, all.size(), options)) all.push_back(std::move(*scored));
+  for (const auto& [bound, index, rows] : chooser.bounded(false)) {
+    if (auto scored = score_way(*instance, chooser, rows, index, options)) all.push_back(std::move(*scored));
   }
   std::sort(all.begin(), all.end(), [](const Scored& a, const Scored& b) { return a.score < b.score; });
-  const auto chosen = decide(rule, call, {.cost = options.cost, .nth = 0, .explain = options.explain});
+  auto chosen = decide(rule, call, {.cost = options.cost, .nth = 0, .explain = false});
   if (!chosen) return Reason{chosen.reason()};
   const auto front = std::find_if(all.begin(), all.end(), [&](const Scored& scored) {
     return scored.way.decision.inputs == chosen->inputs && scored.way.decision.outputs == chosen->outputs;
   });
-  if (front != all.end()) std::rotate(all.begin(), front, front + 1);
   std::vector<Candidate> result;
+  if (front != all.end())
+    std::rotate(all.begin(), front, front + 1);
+  else
+    result.push_back({std::move(*chosen), "chosen"});
   for (Scored& scored : all) {
     std::string row = scored.way.row;
     result.push_back({finished(call, std::move(scored)), std::move(row)});

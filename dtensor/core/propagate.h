@@ -15,7 +15,8 @@ namespace dtensor {
 
 // What to run on the local tensors, where it is not simply the operator itself.
 struct LocalWork {
-  // Another operator with the same arguments ("aten::sum" for "aten::mean"); empty: the same.
+  // Another operator with the same arguments ("aten::sum" for "aten::mean"); empty: the same. "aten::view" takes
+  // operand 0 and the shape that a rewrite gives as argument 1, whatever the arguments of the call were.
   std::string op;
   // The results are divided by this; 1: they are not.
   std::int64_t divide_by = 1;
@@ -37,10 +38,9 @@ struct LocalWork {
 // A static argument that the local call takes another value for. The numbers follow from a spec and a coordinate.
 struct Rewrite {
   enum class Kind : std::uint8_t {
-    kValue,        // `value`
-    kLocalShape,   // the local shape of output `index`
-    kLocalStride,  // its local strides
-    kScaled,       // each of `value`'s integers times the local size of operand 0's dim `index` over its global size
+    kValue,       // `value`
+    kLocalShape,  // the local shape of output `index`
+    kScaled,      // each of `value`'s integers times the local size of operand 0's dim `index` over its global size
   };
   std::size_t arg = 0;  // schema position
   Kind kind = Kind::kValue;
@@ -68,7 +68,7 @@ struct DecideOptions {
   CostModel cost = {};
   // Take the n-th cheapest (modulo their number) instead of the choice: for tests.
   std::int64_t nth = 0;
-  // Say more in `reason`.
+  // Let `reason` name the alternatives and what they would have cost.
   bool explain = false;
 };
 
@@ -78,9 +78,9 @@ struct Candidate {
   std::string row;  // per mesh dim: `m`, `R`, `linear(0)`
 };
 
-// Where a redistribution to one of a decision's inputs must stop on its way, `to` last: one plan leads to each stop from
-// the one before. More than one stop only where an operand that is not Replicate joins a Partial: S(0) to P(sum) goes by
-// R, which is then kept by its owner. Empty where there is no way.
+// Where a redistribution to one of a decision's inputs must stop on its way, `to` last: one plan leads to each stop
+// from the one before. More than one stop only where an operand that is not Replicate joins a Partial: S(0) to P(sum)
+// goes by R, which is then kept by its owner. Empty where there is no way.
 std::vector<Spec> stops_between(const Spec& from, const Spec& to);
 
 // The cheapest way to run the call, or why there is none. A pure function of its arguments. Where the operands fit a

@@ -21,7 +21,7 @@ struct Row {
   std::int16_t letter = kWholeDim;  // the letter that is cut
   Kinds in;                         // per operand: Partial in this; no value: cut by the letter, else replicated
   Kinds out;
-  std::uint64_t embeds = 0;  // operands that may be Replicate where `in` says Partial: the owner keeps the value
+  InlineVec<bool, 4> embeds;  // operands that need not be Partial where `in` says so: the owner keeps the value
   Once once = Once::kNo;
   const Carry* carry = nullptr;
 };
@@ -48,6 +48,9 @@ OrReason<Instance> make_instance(const OpRule& rule, const OpCall& call);
 // The mesh of all operands; why not when they disagree or there is none.
 OrReason<Mesh> mesh_of(const OpCall& call);
 
+// No more ways than this are ever listed; a mesh of many dims has more.
+inline constexpr std::size_t kMostWays = 4096;
+
 // One way to run a call, before it is known what it costs.
 struct Way {
   Decision decision;
@@ -58,7 +61,7 @@ struct Way {
   std::int64_t output_bytes = 0;
 };
 
-// The cheapest of the ways, all of them when asked; ways come by ascending bound. See docs/rules.md.
+// What ways are compared by, in this order (docs/rules.md).
 struct Score {
   std::int64_t time = 0;
   std::int64_t moved = 0;
@@ -72,11 +75,24 @@ struct Score {
 // Time and moves of the plans that a decision needs; no value where one of them does not exist.
 std::optional<Score> score_of(const OpCall& call, const Way& way, std::size_t index, const CallForm& form,
                               const CostModel& cost);
-// A lower bound on what bringing one operand from its spec to (cuts, partials) takes: bytes of the busiest rank that
-// must arrive, over the fastest link.
-std::int64_t least_move(const Spec& from, std::int64_t target_bytes, bool communicates, bool reduces,
-                        const CostModel& cost);
-std::int64_t mean_local_bytes(const Spec& spec);
+
+// Below what no plan on a mesh can go, seen from the rank at coordinate 0, which never holds less than the average.
+class MoveFloor {
+ public:
+  MoveFloor(const Mesh& mesh, const CostModel& cost);
+  // From one local shape to another of that rank, which keeps at most the smaller of both on every dim. When a Partial
+  // is reduced, every element it wants needs a value from elsewhere. `merged`: the mesh dims along which it hears of
+  // all the others, in as many rounds as it takes to double what it knows each time.
+  std::int64_t time(const Dims& from, const Dims& to, std::int64_t element_size, bool reduces,
+                    std::uint32_t merged) const;
+
+ private:
+  std::int64_t step_ps_;
+  Link fastest_{kForever, kForever};
+  InlineVec<std::int64_t, 4> rounds_ps_;  // per mesh dim
+};
+// The local shape of that rank.
+Dims first_local_shape(const Spec& spec);
 
 OrReason<std::vector<Candidate>> view_candidates(const OpRule& rule, const OpCall& call, const DecideOptions& options);
 OrReason<Decision> decide_view(const OpRule& rule, const OpCall& call, const DecideOptions& options);

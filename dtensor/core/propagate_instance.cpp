@@ -24,11 +24,6 @@ Entries entries_of(const OpCall& call) {
   return entries;
 }
 
-const StaticArg& static_arg(const OpCall& call, std::size_t position) {
-  static const StaticArg none;
-  return position < call.args.size() ? call.args[position].constant : none;
-}
-
 class Builder {
  public:
   Builder(const OpRule& rule, const OpCall& call, const Mesh& mesh)
@@ -77,7 +72,7 @@ class Builder {
   }
 
   std::int64_t group_size() const {
-    return rule_.group_arg ? static_cast<std::int64_t>(static_arg(call_, *rule_.group_arg).as_ints().size()) : 0;
+    return rule_.group_arg ? static_cast<std::int64_t>(call_.constant(*rule_.group_arg).as_ints().size()) : 0;
   }
   // How many dims the tokens besides the ellipsis stand for; no value without an ellipsis.
   std::optional<std::int64_t> fixed_dims(const TensorPattern& pattern) const {
@@ -111,14 +106,14 @@ class Builder {
     return std::any_of(rule_.inputs.begin(), rule_.inputs.end(), in) ||
            std::any_of(rule_.outputs.begin(), rule_.outputs.end(), in);
   }
-  std::int64_t reduction() const { return rule_.reduction_arg ? static_arg(call_, *rule_.reduction_arg).as_int() : 0; }
+  std::int64_t reduction() const { return rule_.reduction_arg ? call_.constant(*rule_.reduction_arg).as_int() : 0; }
 
   // Which dims of the ellipsis the arguments name.
   void name_dims() {
     named_.resize(static_cast<std::size_t>(ellipsis_), false);
     const bool stacked = has_token(DimToken::Kind::kStacked);
     if (rule_.dims_arg) {
-      const Dims dims = static_arg(call_, *rule_.dims_arg).as_ints();
+      const Dims dims = call_.constant(*rule_.dims_arg).as_ints();
       const std::int64_t ndim = ellipsis_ + (stacked ? 1 : 0);
       for (std::int64_t dim : dims) {
         const std::int64_t normal = dim < 0 ? dim + ndim : dim;
@@ -131,7 +126,7 @@ class Builder {
     } else if (rule_.reduction_arg ? reduction() != 0 : has_token(DimToken::Kind::kRest)) {
       std::fill(named_.begin(), named_.end(), true);
     }
-    keepdim_ = rule_.keepdim_arg && static_arg(call_, *rule_.keepdim_arg).as_bool();
+    keepdim_ = rule_.keepdim_arg && call_.constant(*rule_.keepdim_arg).as_bool();
   }
 
   std::int16_t new_letter(std::string name) {
@@ -143,7 +138,7 @@ class Builder {
   void make_letters() {
     letter_of_char_.fill(kWholeDim);
     const bool reduced = rule_.reduce || rule_.reduction_arg;
-    const bool whole = (rule_.whole_if_arg && static_arg(call_, *rule_.whole_if_arg).as_bool()) ||
+    const bool whole = (rule_.whole_if_arg && call_.constant(*rule_.whole_if_arg).as_bool()) ||
                        (rule_.mean_form == MeanForm::kWhole && reduction() == 1);
     for (std::int64_t d = 0; d < ellipsis_; ++d) {
       const bool may_cut = !whole && (!named_[d] || reduced);
@@ -234,7 +229,7 @@ class Builder {
   }
 
   // A letter has the size of the results' dim, else the largest. Where a tensor has size 1 instead it broadcasts: the
-  // letter is absent there. Any other size: the letter cannot be cut.
+  // letter is absent there (unless the row is `exact`). Any other size: the letter cannot be cut.
   void settle_sizes() {
     InlineVec<bool, 8> in_output(result_.letters.size(), false);
     for_each_dim([&](std::int16_t letter, std::int64_t size, bool output) {
@@ -248,7 +243,7 @@ class Builder {
       if (letter == kWholeDim) return;
       if (size == result_.letters[letter])
         read[letter] = read[letter] || !output;
-      else if (size != 1)
+      else if (size != 1 || rule_.exact)
         whole[letter] = true;
     });
     for_each_dim([&](std::int16_t& letter, std::int64_t size, bool) {
@@ -299,6 +294,7 @@ class Builder {
   Row empty_row() const {
     Row row;
     row.in.resize(call_.operands.size());
+    row.embeds.resize(call_.operands.size(), false);
     row.out.resize(call_.outputs.size());
     return row;
   }
@@ -316,7 +312,7 @@ class Builder {
       if (!pattern_of(i).added || !call_.operands[i] || row.in[i]) continue;
       if (!can_reduce(call_.operands[i]->meta().dtype(), op)) return false;
       row.in[i] = op;
-      row.embeds |= std::uint64_t{1} << i;
+      row.embeds[i] = true;
     }
     return true;
   }
@@ -411,7 +407,7 @@ class Builder {
       case Carry::Kind::kDown:
         return turned(-1);
       case Carry::Kind::kSign:
-        return turned(static_arg(call_, carry.arg).sign());
+        return turned(call_.constant(carry.arg).sign());
       case Carry::Kind::kOnce:
         return when(op == ReduceOp::kSum && types_stay());
     }
@@ -436,7 +432,7 @@ class Builder {
       if (!call_.operands[i] || !can_reduce(call_.operands[i]->meta().dtype(), op)) return;
       row.in[i] = op;
       // In place the first operand stays what it is, so the others join it.
-      if (result_.form.in_place && i > 0) row.embeds |= std::uint64_t{1} << i;
+      if (result_.form.in_place && i > 0) row.embeds[i] = true;
     }
     for (std::size_t k = 0; k < row.out.size(); ++k) {
       if (call_.outputs[k]) row.out[k] = *to;

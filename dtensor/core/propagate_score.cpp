@@ -1,22 +1,40 @@
 #include <algorithm>
+#include <bit>
 
 #include "dtensor/core/checked.h"
 #include "dtensor/core/propagate_impl.h"
 
 namespace dtensor {
 
-std::int64_t mean_local_bytes(const Spec& spec) { return spec.meta().nbytes() / spec.num_shards(); }
-
-std::int64_t least_move(const Spec& from, std::int64_t target_bytes, bool communicates, bool reduces,
-                        const CostModel& cost) {
-  if (!communicates) return 0;
-  // Of a Partial every wanted element needs a value from elsewhere; of a cut only what is not here already.
-  const std::int64_t bytes = reduces ? target_bytes : std::max<std::int64_t>(0, target_bytes - mean_local_bytes(from));
-  std::int64_t kib_ps = kForever;
-  for (std::int64_t m = 0; m < from.mesh().ndim(); ++m) {
-    if (from.mesh().shape()[m] > 1) kib_ps = std::min(kib_ps, cost.link_of(from.mesh(), m).kib_ps);
+MoveFloor::MoveFloor(const Mesh& mesh, const CostModel& cost) : step_ps_(cost.constants().step_ps) {
+  for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
+    const auto size = static_cast<std::uint64_t>(mesh.shape()[m]);
+    const Link link = cost.link_of(mesh, m);
+    rounds_ps_.push_back(scaled(std::bit_width(size) - 1, link.message_ps, 1));
+    if (size == 1) continue;
+    fastest_ = {std::min(fastest_.message_ps, link.message_ps), std::min(fastest_.kib_ps, link.kib_ps)};
   }
-  return saturating_add(cost.constants().step_ps, scaled(bytes, kib_ps, 1024));
+}
+
+std::int64_t MoveFloor::time(const Dims& from, const Dims& to, std::int64_t element_size, bool reduces,
+                             std::uint32_t merged) const {
+  std::int64_t wanted = element_size;
+  std::int64_t kept = reduces ? 0 : element_size;
+  for (std::size_t d = 0; d < to.size(); ++d) {
+    wanted *= to[d];
+    kept *= std::min(from[d], to[d]);
+  }
+  if (wanted == kept) return 0;
+  std::int64_t rounds = 0;
+  for (std::size_t m = 0; m < rounds_ps_.size(); ++m) {
+    if (merged >> m & 1) rounds = saturating_add(rounds, rounds_ps_[m]);
+  }
+  return saturating_add(saturating_add(step_ps_, std::max(rounds, fastest_.message_ps)),
+                        scaled(wanted - kept, fastest_.kib_ps, 1024));
+}
+
+Dims first_local_shape(const Spec& spec) {
+  return spec.local_shape(Dims(static_cast<std::size_t>(spec.mesh().ndim())));
 }
 
 std::vector<Spec> stops_between(const Spec& from, const Spec& to) {
@@ -38,16 +56,13 @@ std::optional<Score> score_of(const OpCall& call, const Way& way, std::size_t in
   const auto add_plan = [&](const Spec& from, const Spec& to, bool self) {
     if (from == to) return true;
     const std::vector<Spec> stops = stops_between(from, to);
-    bool moves = false;
     const Spec* at = &from;
     for (const Spec& stop : stops) {
-      const Plan plan = make_plan(*at, stop, options);
-      score.time = saturating_add(score.time, plan.time());
-      moves = moves || plan.way() != Route::Way::kNothing;
+      score.time = saturating_add(score.time, make_plan(*at, stop, options).time());
       at = &stop;
     }
-    score.moved += moves ? 1 : 0;
-    score.self_moved = score.self_moved || (moves && self);
+    score.moved += 1;  // also where it is free: on one rank the choice is what it would be on more
+    score.self_moved = score.self_moved || self;
     return !stops.empty();
   };
   for (std::size_t i = 0; i < call.operands.size(); ++i) {

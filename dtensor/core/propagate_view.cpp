@@ -9,8 +9,6 @@
 namespace dtensor {
 namespace {
 
-constexpr std::size_t kMostWays = 4096;
-
 // A view of one spec: what comes out, and what the local call needs to know.
 struct Viewed {
   std::vector<Spec> outputs;
@@ -40,10 +38,7 @@ class Viewer {
   }
 
  private:
-  const StaticArg& arg(std::size_t position) const {
-    static const StaticArg none;
-    return position < call_.args.size() ? call_.args[position].constant : none;
-  }
+  const StaticArg& arg(std::size_t position) const { return call_.constant(position); }
   std::int64_t int_arg(std::size_t position, std::int64_t otherwise) const {
     return arg(position).kind() == StaticArg::Kind::kInt ? arg(position).as_int() : otherwise;
   }
@@ -68,10 +63,10 @@ class Viewer {
       case ViewKind::kPermute:
         return keep(permute(spec, arg(1).as_ints()), viewed);
       case ViewKind::kReshapeStrides:
-        viewed.rewrites.push_back({2, Rewrite::Kind::kLocalStride, 0, {}});
+        viewed.op = "aten::view";  // whatever the local strides are
         [[fallthrough]];
       case ViewKind::kReshape:
-        viewed.rewrites.insert(viewed.rewrites.begin(), {1, Rewrite::Kind::kLocalShape, 0, {}});
+        viewed.rewrites.push_back({1, Rewrite::Kind::kLocalShape, 0, {}});
         return keep(reshape(spec, call_.outputs[0]->shape()), viewed);
       case ViewKind::kExpand:
         viewed.rewrites.push_back({1, Rewrite::Kind::kLocalShape, 0, {}});
@@ -178,7 +173,7 @@ Way way_of(const Spec& input, Viewed viewed, bool alias, const CostModel& cost) 
   Way way;
   way.decision.inputs.emplace_back(input);
   for (Spec& output : viewed.outputs) {
-    way.output_bytes += mean_local_bytes(output);
+    way.output_bytes += output.local_bytes(Dims(static_cast<std::size_t>(output.mesh().ndim())));
     way.decision.outputs.emplace_back(std::move(output));
   }
   way.decision.local.op = std::move(viewed.op);
@@ -190,7 +185,6 @@ Way way_of(const Spec& input, Viewed viewed, bool alias, const CostModel& cost) 
 }
 
 // The spec with each mesh dim's cut kept, dropped (-1) or on another tensor dim.
-constexpr std::int64_t kDropped = -1;
 constexpr std::int64_t kKept = -2;
 OrReason<Spec> recut(const Spec& spec, const Dims& targets) {
   DimLayouts dims = spec.dims();
@@ -221,6 +215,9 @@ OrReason<Spec> recut(const Spec& spec, const Dims& targets) {
 // Every way to lay the operand out otherwise so that the view is free: cuts dropped or moved to other tensor dims.
 std::vector<Way> moved_ways(const Viewer& viewer, const Spec& spec, const CostModel& cost) {
   std::vector<Way> ways;
+  const MoveFloor floor(spec.mesh(), cost);
+  const Dims source = first_local_shape(spec);
+  const std::int64_t size = element_size(spec.meta().dtype());
   const std::int64_t ndim = spec.meta().ndim();
   Dims targets(static_cast<std::size_t>(spec.mesh().ndim()), kKept);
   for (bool more = true; more && ways.size() < kMostWays;) {
@@ -236,7 +233,7 @@ std::vector<Way> moved_ways(const Viewer& viewer, const Spec& spec, const CostMo
     auto viewed = viewer.view(*input);
     if (!viewed) continue;
     Way way = way_of(*input, std::move(*viewed), false, cost);
-    way.bound = saturating_add(way.compute, least_move(spec, mean_local_bytes(*input), true, false, cost));
+    way.bound = saturating_add(way.compute, floor.time(source, first_local_shape(*input), size, false, 0));
     ways.push_back(std::move(way));
   }
   std::stable_sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) { return a.bound < b.bound; });

@@ -35,11 +35,20 @@ const OpRule* find_row(std::string_view name) {
 
 // `out` overloads whose plain form is not found by dropping the word.
 constexpr std::pair<std::string_view, std::string_view> kOutForms[] = {
-    {"aten::all.all_out", "aten::all"},           {"aten::any.all_out", "aten::any"},
-    {"aten::clamp.out", "aten::clamp"},           {"aten::max.unary_out", "aten::max"},
-    {"aten::mean.out", "aten::mean.dim"},         {"aten::min.unary_out", "aten::min"},
-    {"aten::prod.int_out", "aten::prod.dim_int"}, {"aten::sum.IntList_out", "aten::sum.dim_IntList"},
-    {"aten::where.self_out", "aten::where.self"},
+    {"aten::all.all_out", "aten::all"},
+    {"aten::all.out", "aten::all.dim"},
+    {"aten::any.all_out", "aten::any"},
+    {"aten::any.out", "aten::any.dim"},
+    {"aten::max.out", "aten::maximum"},
+    {"aten::max.unary_out", "aten::max"},
+    {"aten::mean.dtype_out", "aten::mean"},
+    {"aten::mean.out", "aten::mean.dim"},
+    {"aten::min.out", "aten::minimum"},
+    {"aten::min.unary_out", "aten::min"},
+    {"aten::norm.dtype_out", "aten::norm.ScalarOpt_dim_dtype"},
+    {"aten::norm.out", "aten::norm.ScalarOpt_dim"},
+    {"aten::prod.int_out", "aten::prod.dim_int"},
+    {"aten::sum.IntList_out", "aten::sum.dim_IntList"},
 };
 
 const OpRule* find_plain_of_in_place(std::string_view name) {
@@ -57,7 +66,7 @@ const OpRule* find_plain_of_out(std::string_view name) {
   if (overload != "out") {
     return find_row(base + "." + std::string(overload.substr(0, overload.size() - std::string_view("_out").size())));
   }
-  for (const char* plain : {"", ".Tensor", ".dim"}) {
+  for (const char* plain : {"", ".Tensor"}) {
     if (const OpRule* rule = find_row(base + plain)) return rule;
   }
   return nullptr;

@@ -186,8 +186,8 @@ void parse_words(OpRule& rule, std::string_view words) {
       rule.kind = *kind;
       continue;
     }
-    if (word == "move") {
-      rule.may_move = true;
+    if (word == "move" || word == "exact") {
+      (word == "move" ? rule.may_move : rule.exact) = true;
       continue;
     }
     scanner.expect("(");
@@ -262,6 +262,7 @@ std::string to_string(const OpRule& rule) {
   if (rule.kind == RuleKind::kView) add_call("view", std::string(name_of(kViews, rule.view)));
   if (find(kKinds, name_of(kKinds, rule.kind))) add(std::string(name_of(kKinds, rule.kind)));
   if (rule.may_move) add("move");
+  if (rule.exact) add("exact");
   for (const auto& [word, member] : kArgWords) {
     if (rule.*member) add_call(word, std::to_string(*(rule.*member)));
   }

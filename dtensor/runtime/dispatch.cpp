@@ -354,10 +354,45 @@ void write_back(const LocalCall& call, const Prepared& prepared, const Locals& l
   }
 }
 
+// `out` forms compute into memory of their own, which then goes to where the tensors given for it lie.
+void give_own_outs(LocalCall& call) {
+  for (const Operand& operand : call.operands) {
+    if (!call.info.args[operand.arg].written || !operand.payload) continue;
+    const at::Tensor& local = operand.payload->local();
+    set_tensor(call, operand, local.defined() ? at::empty({0}, local.options()) : local);
+  }
+}
+
+void fill_outs(const LocalCall& call, const Prepared& prepared) {
+  std::size_t output = 0;
+  const std::size_t first = call.stack.size() - call.info.returns.size();
+  for (const Operand& operand : call.operands) {
+    if (!call.info.args[operand.arg].written) continue;
+    const Spec& computed = prepared.replicated ? *prepared.decision.inputs[0] : *prepared.decision.outputs[output];
+    const Spec& wanted = operand.payload->spec;
+    at::Tensor local = call.mesh->contains_me() ? call.stack[first + output].toTensor() : at::Tensor();
+    ++output;
+    if (!(computed.meta().shape() == wanted.meta().shape())) {
+      fail_invalid(call.info.name, {.what = "the tensor given for the result has another shape",
+                                    .got = wanted.to_string(),
+                                    .expected = computed.to_string()});
+    }
+    const Spec* at = &computed;
+    for (const Spec& stop : stops_between(computed, wanted)) {
+      local = execute(*call.mesh, make_plan(*at, stop), local);
+      at = &stop;
+    }
+    if (local.defined()) operand.payload->local().copy_(local);
+  }
+}
+
 void drop_arguments(LocalCall& call) { torch::jit::drop(call.stack, call.info.args.size()); }
 
 void run_locally(LocalCall& call, const Prepared& prepared) {
   if (prepared.other_op) {
+    // view(self, size) stands in for operators with other arguments after these two.
+    const std::size_t wanted = prepared.other_op->schema().arguments().size();
+    if (wanted < call.info.args.size()) torch::jit::drop(call.stack, call.info.args.size() - wanted);
     prepared.other_op->callBoxed(&call.stack);
   } else {
     call.op.callBoxed(&call.stack);
@@ -439,6 +474,7 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
     locals[i] = local_for(operand, prepared->plans[i]);
     set_tensor(call, operand, locals[i]);
   }
+  if (info.out) give_own_outs(call);
   if (!call.mesh->contains_me()) {
     skip(call, *prepared);
   } else if (!prepared->runs || prepared->fills) {
@@ -447,7 +483,11 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
     for (const auto& [arg, value] : prepared->rewrites) call.arg(arg) = value;
     run_locally(call, *prepared);
   }
-  if (info.writes && prepared->moves) write_back(call, *prepared, locals);
+  if (info.out) {
+    fill_outs(call, *prepared);
+  } else if (info.writes && prepared->moves) {
+    write_back(call, *prepared, locals);
+  }
   Results(call, *prepared).wrap_all(arguments);
 }
 

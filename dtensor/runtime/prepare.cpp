@@ -65,8 +65,6 @@ c10::IValue rewritten(const Rewrite& rewrite, const Decision& decision, const Di
   switch (rewrite.kind) {
     case Rewrite::Kind::kLocalShape:
       return int_list(decision.outputs[rewrite.index]->local_shape(at));
-    case Rewrite::Kind::kLocalStride:
-      return int_list(decision.outputs[rewrite.index]->local_stride(at));
     case Rewrite::Kind::kScaled: {
       const Spec& spec = *decision.inputs[0];
       const std::int64_t global = spec.meta().shape()[rewrite.index];

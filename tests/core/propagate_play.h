@@ -1,7 +1,5 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -150,23 +148,27 @@ inline Locals scatter(sweep::Random& random, const Spec& spec, const Array& whol
   return locals;
 }
 
-// The whole from the parts; every replica must agree.
-inline Array gather(const Spec& spec, const Locals& locals) {
+// The whole from the parts, or what is wrong with them: another shape than the spec's, replicas that differ.
+inline OrReason<Array> gather(const Spec& spec, const Locals& locals) {
   const Dims mesh = spec.mesh().shape();
   std::map<std::int64_t, std::map<std::int64_t, double>> parts;  // element, place on the Partial mesh dims
+  std::string wrong;
   sweep::for_each_coordinate(spec.mesh(), [&](const Dims& at) {
     const Array& local = locals.at(spec.mesh().rank_at(at));
-    EXPECT_EQ(local.shape, spec.local_shape(at)) << "a local result has another shape than " << spec.to_string();
-    if (!(local.shape == spec.local_shape(at))) return;
+    if (!(local.shape == spec.local_shape(at))) {
+      wrong = "a local result is [" + join_numbers(local.shape) + "], not as in " + spec.to_string();
+      return;
+    }
     std::int64_t place = 0;
     for (std::size_t m = 0; m < mesh.size(); ++m) place = place * mesh[m] + (spec.partials()[m] ? at[m] : 0);
     std::size_t i = 0;
     for (std::int64_t element : sweep::elements_of(box_of(spec, at), spec.meta().shape())) {
       const double value = local.data[i++];
       const auto [known, fresh] = parts[element].emplace(place, value);
-      EXPECT_TRUE(fresh || known->second == value) << "replicas differ at element " << element;
+      if (!fresh && known->second != value) wrong = "replicas differ at element " + std::to_string(element);
     }
   });
+  if (!wrong.empty()) return Reason{wrong};
   Array whole = Array::filled(spec.meta().shape(), std::numeric_limits<double>::quiet_NaN());
   ReduceOp op = ReduceOp::kSum;
   double divisor = 1;
@@ -189,8 +191,6 @@ inline StaticArg rewritten(const Rewrite& rewrite, const Decision& decision, con
       return rewrite.value;
     case Rewrite::Kind::kLocalShape:
       return calls::ints(decision.outputs[rewrite.index]->local_shape(at));
-    case Rewrite::Kind::kLocalStride:
-      return calls::ints(decision.outputs[rewrite.index]->local_stride(at));
     case Rewrite::Kind::kScaled:
       break;
   }
@@ -207,11 +207,12 @@ inline std::vector<Array> run_local(const OpCall& call, const Decision& decision
   const LocalWork& work = decision.local;
   const auto fill = [&](ReduceOp op) {
     std::vector<Array> results;
-    for (const auto& output : decision.outputs) results.push_back(Array::filled(output->local_shape(at), identity_of(op)));
+    for (const auto& output : decision.outputs)
+      results.push_back(Array::filled(output->local_shape(at), identity_of(op)));
     return results;
   };
-  const bool owner =
-      std::all_of(work.once.begin(), work.once.end(), [&](std::int64_t m) { return at[static_cast<std::size_t>(m)] == 0; });
+  const bool owner = std::all_of(work.once.begin(), work.once.end(),
+                                 [&](std::int64_t m) { return at[static_cast<std::size_t>(m)] == 0; });
   if (!owner && work.others == LocalWork::Others::kKeep) return {local.operands[0]};
   if (!owner) return fill(work.others_op);
   if (work.identity && local.operands[0].data.empty()) return fill(*work.identity);
@@ -232,10 +233,10 @@ inline LocalCall whole_call(const OpCall& call, std::vector<Array> operands) {
   return whole;
 }
 
-// The decision gives what the operator gives on the whole.
-inline void check(const OpCall& call, const Decision& decision, const std::vector<Array>& operands,
-                  const Kernels& kernels, sweep::Random& random) {
-  SCOPED_TRACE(std::string(call.name) + ": " + calls::shown(call, decision));
+// What the decision gives that the operator does not give on the whole; nothing when they agree.
+inline std::optional<std::string> mismatch(const OpCall& call, const Decision& decision,
+                                           const std::vector<Array>& operands, const Kernels& kernels,
+                                           sweep::Random& random) {
   const std::vector<Array> expected = kernels.at(std::string(call.name))(whole_call(call, operands));
   std::vector<Locals> inputs;
   for (std::size_t k = 0; k < operands.size(); ++k) {
@@ -252,14 +253,17 @@ inline void check(const OpCall& call, const Decision& decision, const std::vecto
     for (std::size_t k = 0; k < expected.size(); ++k) outputs[k][mesh.rank_at(at)] = std::move(results[k]);
   });
   for (std::size_t k = 0; k < expected.size(); ++k) {
-    const Array whole = gather(*decision.outputs[k], outputs[k]);
-    ASSERT_EQ(whole.shape, expected[k].shape);
-    for (std::size_t e = 0; e < whole.data.size(); ++e) {
+    const auto whole = gather(*decision.outputs[k], outputs[k]);
+    if (!whole) return whole.reason();
+    for (std::size_t e = 0; e < whole->data.size(); ++e) {
       const double want = expected[k].data[e];
-      const bool alike = whole.data[e] == want || std::abs(whole.data[e] - want) <= 1e-9 * (1 + std::abs(want));
-      ASSERT_TRUE(alike) << "element " << e << " of result " << k << ": " << whole.data[e] << " instead of " << want;
+      const double got = whole->data[e];
+      if (got == want || std::abs(got - want) <= 1e-9 * (1 + std::abs(want))) continue;
+      return "element " + std::to_string(e) + " of result " + std::to_string(k) + " is " + std::to_string(got) +
+             " instead of " + std::to_string(want);
     }
   }
+  return std::nullopt;
 }
 
 }  // namespace dtensor::play_rules

@@ -24,7 +24,8 @@ struct Absent {};                       // an optional tensor that is not given
 using List = std::vector<std::string>;  // a list of tensors
 using Arg = std::variant<const char*, Spec, StaticArg, Wrapped, Absent, List>;
 
-// Tensors are written as specs, results as metas: ("aten::mm", {"f32[4,6] @ 2 : S(0)", "f32[6,2] @ 2 : R"}, {"f32[4,2]"}).
+// Tensors are written as specs, results as metas: ("aten::mm", {"f32[4,6] @ 2 : S(0)", "f32[6,2] @ 2 : R"},
+// {"f32[4,2]"}).
 inline OpCall make(std::string_view name, const std::vector<Arg>& args, const std::vector<std::string>& outputs) {
   OpCall call{name, {}, {}, {}};
   const auto add = [&](std::vector<std::optional<Spec>> operands) {
@@ -75,8 +76,9 @@ inline std::string shown(const OpCall& call, const OrReason<Decision>& decision)
   if (local.identity) text += "; empty gives " + std::string(to_string(*local.identity));
   if (!local.once.empty()) {
     text += "; once on " + join_numbers(local.once);
-    text += local.others == LocalWork::Others::kKeep ? ", others keep"
-                                                     : ", others identity of " + std::string(to_string(local.others_op));
+    text += local.others == LocalWork::Others::kKeep
+                ? ", others keep"
+                : ", others identity of " + std::string(to_string(local.others_op));
   }
   if (decision->alias) text += "; alias";
   return text;

@@ -1,4 +1,5 @@
 // Ways in which libtorch breaks a tensor type, most of them silently.
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -123,15 +124,24 @@ TEST(Traps, ConversionTakesTheGradientAlong) {
   });
 }
 
+void autocast(bool on) {
+#if TORCH_VERSION_MAJOR >= 2
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, on);
+#else
+  at::autocast::set_autocast_cpu_dtype(at::kBFloat16);
+  at::autocast::set_cpu_enabled(on);
+#endif
+}
+
 TEST(Traps, AutocastCastsTheWholeTensor) {
   on_two([](const DeviceMesh& mesh) {
     const at::Tensor x = rows(numbers({4, 6}).to(at::kFloat).requires_grad_(true), mesh);
     const at::Tensor w = distribute_tensor(numbers({6, 3}).to(at::kFloat), mesh, {Replicate()});
-    at::autocast::set_autocast_cpu_dtype(at::kBFloat16);
-    at::autocast::set_cpu_enabled(true);
+    autocast(true);
     const at::Tensor y = at::mm(x, w);
     at::autocast::clear_cache();
-    at::autocast::set_cpu_enabled(false);
+    autocast(false);
     EXPECT_EQ(y.scalar_type(), at::kBFloat16);
     EXPECT_EQ(DTensor(y).to_local().scalar_type(), at::kBFloat16);
     y.sum().backward();

@@ -8,6 +8,7 @@ namespace {
 constexpr RuleText kRows[] = {
     {"aten::binary_cross_entropy", "...,...,...->~", "reduction(3)"},
     {"aten::binary_cross_entropy_backward", "~,...,...,...->...", "reduction(4) linear(0)"},
+    {"aten::binary_cross_entropy_with_logits", "...,...,...,...->~", "reduction(4)"},
     {"aten::huber_loss", "...,...->~", "reduction(2)"},
     {"aten::huber_loss_backward", "~,...,...->...", "reduction(3) linear(0)"},
     {"aten::mse_loss", "...,...->~", "reduction(2)"},
@@ -16,6 +17,8 @@ constexpr RuleText kRows[] = {
     {"aten::nll_loss_forward", "...C,...,C->~,", "reduction(3:whole)"},
     {"aten::smooth_l1_loss", "...,...->~", "reduction(2)"},
     {"aten::smooth_l1_loss_backward", "~,...,...->...", "reduction(3) linear(0)"},
+    {"aten::soft_margin_loss", "...,...->~", "reduction(2)"},
+    {"aten::soft_margin_loss_backward", "~,...,...->...", "reduction(3) linear(0)"},
 };
 
 }  // namespace

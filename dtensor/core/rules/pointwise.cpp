@@ -3,15 +3,17 @@
 namespace dtensor::rules {
 namespace {
 
-// `up` and `down` are said where the function rises or falls on all numbers: a part of a P(max) may lie anywhere below
-// the value, also where a logarithm is not defined. Multiplying is linear in each operand alone, adding in both
-// together; a number added to a sum is added once.
+// `up` and `down` are said where the function rises or falls on all numbers, infinities included, and keeps NaN: a part
+// of a P(max) may lie anywhere below the value, where a logarithm is not defined, or be the identity, -inf, to which an
+// infinity cannot be added. Multiplying is linear in each operand alone, adding in both together; a number added to a
+// sum is added once.
 constexpr RuleText kRows[] = {
+    {"aten::_prelu_kernel", "...,...->..."},
     {"aten::abs", "...->..."},
     {"aten::acos", "...->..."},
     {"aten::acosh", "...->..."},
-    {"aten::add.Scalar", "...->...", "once(0) up(0)"},
-    {"aten::add.Tensor", "...,...->...", "linear(0,1) once(0) up(0)"},
+    {"aten::add.Scalar", "...->...", "once(0)"},
+    {"aten::add.Tensor", "...,...->...", "linear(0,1) once(0)"},
     {"aten::addcdiv", "...,...,...->...", "linear(0,1)"},
     {"aten::addcmul", "...,...,...->...", "linear(0,1) linear(0,2)"},
     {"aten::angle", "...->..."},
@@ -57,8 +59,9 @@ constexpr RuleText kRows[] = {
     {"aten::expm1", "...->...", "up(0)"},
     {"aten::floor", "...->...", "up(0)"},
     {"aten::floor_divide", "...,...->..."},
-    {"aten::fmax", "...,...->...", "carry(max:0,1) up(0) up(1)"},
-    {"aten::fmin", "...,...->...", "carry(min:0,1) up(0) up(1)"},
+    {"aten::floor_divide.Scalar", "...->..."},
+    {"aten::fmax", "...,...->..."},
+    {"aten::fmin", "...,...->..."},
     {"aten::fmod.Scalar", "...->..."},
     {"aten::fmod.Tensor", "...,...->..."},
     {"aten::frac", "...->..."},
@@ -114,6 +117,7 @@ constexpr RuleText kRows[] = {
     {"aten::mul.Scalar", "...->...", "linear(0) sign(0:1)"},
     {"aten::mul.Tensor", "...,...->...", "linear(0) linear(1)"},
     {"aten::nan_to_num", "...->..."},
+    {"aten::native_dropout_backward", "...,...->...", "linear(0)"},
     {"aten::ne.Scalar", "...->..."},
     {"aten::ne.Tensor", "...,...->..."},
     {"aten::neg", "...->...", "linear(0) down(0)"},
@@ -150,8 +154,8 @@ constexpr RuleText kRows[] = {
     {"aten::special_xlog1py.other_scalar", "...->..."},
     {"aten::sqrt", "...->..."},
     {"aten::square", "...->..."},
-    {"aten::sub.Scalar", "...->...", "once(0) up(0)"},
-    {"aten::sub.Tensor", "...,...->...", "linear(0,1) once(0) up(0)"},
+    {"aten::sub.Scalar", "...->...", "once(0)"},
+    {"aten::sub.Tensor", "...,...->...", "linear(0,1) once(0)"},
     {"aten::tan", "...->..."},
     {"aten::tanh", "...->...", "up(0)"},
     {"aten::tanh_backward", "...,...->...", "linear(0)"},

@@ -34,6 +34,8 @@ constexpr RuleText kRows[] = {
     {"aten::nansum", "...->~", "dims(1) keepdim(2) reduce(sum)"},
     {"aten::norm.Scalar", "...->~"},
     {"aten::norm.ScalarOpt_dim", "...->~", "dims(2) keepdim(3)"},
+    {"aten::norm.ScalarOpt_dim_dtype", "...->~", "dims(2) keepdim(3)"},
+    {"aten::norm.ScalarOpt_dtype", "...->~"},
     {"aten::prod", "...->~", "reduce(product) carry(product:0)"},
     {"aten::prod.dim_int", "...->~", "dims(1) keepdim(2) reduce(product) carry(product:0)"},
     {"aten::sort", "...->...,...", "dims(1)"},

@@ -24,6 +24,8 @@ constexpr RuleText kRows[] = {
     {"aten::t", "", "view(t)"},
     {"aten::transpose.int", "", "view(transpose)"},
     {"aten::unbind.int", "", "view(unbind) move"},
+    {"aten::unsafe_split.Tensor", "", "view(split) move"},
+    {"aten::unsafe_split_with_sizes", "", "view(split_sizes) move"},
     {"aten::unsqueeze", "", "view(unsqueeze)"},
     {"aten::view", "", "view(reshape)"},
 };
