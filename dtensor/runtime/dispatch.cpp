@@ -388,11 +388,15 @@ void fill_outs(const LocalCall& call, const Prepared& prepared) {
 
 void drop_arguments(LocalCall& call) { torch::jit::drop(call.stack, call.info.args.size()); }
 
+// Another operator may have fewer arguments or more: view(self, size) stands in for squeeze(self) and _reshape_alias.
+void rewrite_arguments(LocalCall& call, const Prepared& prepared) {
+  const std::size_t first = call.stack.size() - call.info.args.size();
+  if (prepared.other_op) call.stack.resize(first + prepared.other_op->schema().arguments().size());
+  for (const auto& [arg, value] : prepared.rewrites) call.stack[first + arg] = value;
+}
+
 void run_locally(LocalCall& call, const Prepared& prepared) {
   if (prepared.other_op) {
-    // view(self, size) stands in for operators with other arguments after these two.
-    const std::size_t wanted = prepared.other_op->schema().arguments().size();
-    if (wanted < call.info.args.size()) torch::jit::drop(call.stack, call.info.args.size() - wanted);
     prepared.other_op->callBoxed(&call.stack);
   } else {
     call.op.callBoxed(&call.stack);
@@ -480,7 +484,7 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   } else if (!prepared->runs || prepared->fills) {
     make_up_results(call, *prepared);
   } else {
-    for (const auto& [arg, value] : prepared->rewrites) call.arg(arg) = value;
+    rewrite_arguments(call, *prepared);
     run_locally(call, *prepared);
   }
   if (info.out) {

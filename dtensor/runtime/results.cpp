@@ -37,6 +37,10 @@ GlobalResults from_meta_kernel(const LocalCall& call) {
       value = std::move(list);
     }
   }
+  // Results without data, too, where a device is named.
+  for (c10::IValue& value : stack) {
+    if (value.isDevice()) value = c10::IValue();
+  }
   try {
     call.op.callBoxed(&stack);
   } catch (const c10::NotImplementedError&) {

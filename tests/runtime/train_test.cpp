@@ -81,6 +81,8 @@ struct Run {
   std::string optimizer;
 };
 
+void PrintTo(const Run& run, std::ostream* out) { *out << run.parameters << ' ' << run.optimizer; }
+
 class Training : public ::testing::TestWithParam<Run> {};
 
 TEST_P(Training, LossesAreThoseOfOneDevice) {
