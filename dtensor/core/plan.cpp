@@ -51,7 +51,6 @@ class Planner {
   Route best;
   std::vector<Route> rejected;
   Volume bound;
-  bool exact = true;
 
   void plan() {
     if (from_.mesh() == to_.mesh()) {
@@ -71,11 +70,7 @@ class Planner {
     for (std::size_t i = 0; i < route.steps.size(); ++i) {
       Step& step = route.steps[i];
       if (step.messages == 0) set_traffic(step);
-      std::int64_t live = source_ + most_bytes(step.after);
-      // A slice that another step follows is read in place, and an embedding works in place.
-      const bool in_place = i > 0 && route.steps[i - 1].kind == StepKind::kSlice;
-      if (i > 0 && step.kind != StepKind::kEmbed && !in_place) live += most_bytes(step.before);
-      if (step.kind == StepKind::kSlice && i + 1 < route.steps.size()) live = source_;
+      const std::int64_t live = live_bytes(route.steps, i);
       std::int64_t needed = step.received.max;
       if (step.kind == StepKind::kAllReduce)
         needed = most_bytes(step.before);
@@ -103,11 +98,11 @@ class Planner {
       return;
     }
     const Spec ready = before_embedding(from_, to_);
-    Route direct{Route::Way::kDirect, {direct_step(from_, ready, key_.cost)}, 0, 0, {}};
+    Route direct{Route::Way::kDirect, {direct_step(from_, ready)}, 0, 0, {}};
     Step& exchange = direct.steps[0];
-    exact = all_counted(from_, ready);
+    set_traffic(exchange);
     bound = bound_on_one_mesh(exchange);
-    if (exchange.received.total == 0 && exact && !exchange.op) {
+    if (exchange.received.total == 0 && exchange.exact && !exchange.op) {
       exchange.kind = StepKind::kSlice;
       exchange.mesh_dims.clear();
       exchange.messages = 0;
@@ -118,20 +113,28 @@ class Planner {
     settle(direct);
     const bool direct_fits = fits(direct);
     const std::int64_t below = direct_fits && !key_.explain ? direct.time : kForever;
+    Route sequence = find_sequence(below, key_.memory);
     // What lies between the steps may be large. Beyond source, target and staging it must buy a quarter of the time.
     const std::int64_t modest = source_ + most_bytes(to_) + key_.staging;
-    const bool limited = key_.memory >= 0 && key_.memory <= modest;
-    Route sequence = find_sequence(below, limited ? key_.memory : modest);
-    // Two whole tensors are the most that can lie between: where those fit, the limit has changed nothing.
-    const bool small = saturating_add(source_, scaled(from_.meta().nbytes(), 2, 1)) <= modest;
-    if (!limited && !small) {
-      const bool found = sequence.way != Route::Way::kNothing;
-      std::int64_t faster = direct_fits ? scaled(direct.time, 3, 4) : kForever;
-      if (found) faster = std::min(faster, sequence.time);
-      Route lavish = find_sequence(faster, key_.memory);
-      if (lavish.way != Route::Way::kNothing) sequence = std::move(lavish);
-    }
+    const bool lavish = sequence.way != Route::Way::kNothing && between(sequence) > modest;
+    if (lavish && direct_fits && sequence.time > scaled(direct.time, 3, 4)) sequence = find_sequence(below, modest);
     choose(std::move(direct), std::move(sequence));
+  }
+
+  // The most that lies on a rank between steps, without staging.
+  std::int64_t between(const Route& route) const {
+    std::int64_t most = 0;
+    for (std::size_t i = 0; i < route.steps.size(); ++i) most = std::max(most, live_bytes(route.steps, i));
+    return most;
+  }
+
+  // Source, before and after of a step. A slice that another step follows is read in place, and an embedding works in
+  // place.
+  std::int64_t live_bytes(const std::vector<Step>& steps, std::size_t i) const {
+    const Step& step = steps[i];
+    if (step.kind == StepKind::kSlice && i + 1 < steps.size()) return source_;
+    const bool in_place = i == 0 || steps[i - 1].kind == StepKind::kSlice || step.kind == StepKind::kEmbed;
+    return source_ + most_bytes(step.after) + (in_place ? 0 : most_bytes(step.before));
   }
 
   // Without steps when there is no sequence below this time and memory.
@@ -194,12 +197,12 @@ class Planner {
       first = to_middle(middle);
       if (first.empty()) middle = from_;  // Partial on mesh dims of size 1 alone
     }
-    const Step direct = direct_step(middle, to_, key_.cost);
+    Step direct = direct_step(middle, to_);
+    set_traffic(direct);
     bound = direct.received;
     Route exchange{Route::Way::kDirect, first, 0, 0, {}};
     exchange.steps.push_back(direct);
-    exact = all_counted(middle, to_);
-    if (direct.received.total == 0 && exact) {
+    if (direct.received.total == 0 && direct.exact) {
       exchange.steps.back().kind = StepKind::kSlice;
       exchange.way = Route::Way::kSteps;
     }
@@ -218,7 +221,7 @@ class Planner {
 
   std::vector<Step> to_middle(const Spec& middle) const {
     if (auto steps = search_steps(from_, middle, key_.cost, kForever, key_.memory)) return std::move(*steps);
-    return {direct_step(from_, middle, key_.cost)};
+    return {direct_step(from_, middle)};
   }
 
   const PlanKey& key_;
@@ -274,7 +277,7 @@ PlanData::PlanData(const PlanKey& key) : key_(key) {
   rejected_ = std::move(planner.rejected);
   received_bound_ = planner.bound;
   memory_bound_ = most_bytes(key.from) + most_bytes(key.to);
-  exact_ = planner.exact;
+  for (const Step& step : route_.steps) exact_ = exact_ && step.exact;
 }
 
 Plan make_plan(const Spec& from, const Spec& to, const PlanOptions& options) {

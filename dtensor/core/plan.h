@@ -49,8 +49,11 @@ struct Step {
   std::optional<ReduceOp> op = {};
   std::int64_t divisor = 1;
   Volume received = {};
-  Volume sent = {};           // max: no rank sends more
-  std::int64_t messages = 0;  // about how many the busiest rank sends or receives
+  // max: no rank sends more; exactly so on one mesh, unless several replicas hold a piece and either parts are reduced,
+  // or the takers do not share evenly in the holders while some mesh dim cuts both before and after.
+  Volume sent = {};
+  std::int64_t messages = 0;  // how many the rank that receives most sends or receives; about, where cuts are virtual
+  bool exact = true;          // are these counted over all ranks? Else they stand for a sample
   std::int64_t chunks = 1;    // packed and sent in so many parts, to keep the staging memory small
   std::int64_t staging = 0;   // bytes of buffers next to the local tensors
   std::int64_t time = 0;      // picoseconds
@@ -158,8 +161,10 @@ Plan make_plan(const Spec& from, const Spec& to, const PlanOptions& options = {}
 std::optional<std::string> why_not(const Spec& from, const Spec& to);
 InternStats plan_cache_stats();
 
-// The bytes of a step, counted over all ranks (over a sample when there are more than kMostCounted).
+// The bytes of a step, counted over all ranks that hold something else; over a sample when there are more than
+// kMostCounted of them, or kMostCountedSets where a rank holds more than one interval of a tensor dim.
 inline constexpr std::int64_t kMostCounted = 2048;
+inline constexpr std::int64_t kMostCountedSets = 128;
 struct Traffic {
   Volume received;
   Volume sent;
