@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::int64_t kLeastStaging = 64 << 10;
 
-InternTable<PlanKey, PlanData>& plan_table() {
-  static auto* table = new InternTable<PlanKey, PlanData>(16'384);  // never destroyed: handles may outlive main
+InternTable<PlanDraft, PlanData>& plan_table() {
+  static auto* table = new InternTable<PlanDraft, PlanData>(16'384);  // never destroyed: handles may outlive main
   return *table;
 }
 
@@ -280,6 +280,8 @@ PlanData::PlanData(const PlanKey& key) : key_(key) {
   for (const Step& step : route_.steps) exact_ = exact_ && step.exact;
 }
 
+PlanData::PlanData(const PlanDraft& draft) : PlanData(std::move(draft.made)) {}
+
 Plan make_plan(const Spec& from, const Spec& to, const PlanOptions& options) {
   const PlanKey key{from, to, options.cost, options.memory.value_or(-1), options.staging, options.explain};
   const std::size_t hash = key.hash();
@@ -296,7 +298,9 @@ Plan make_plan(const Spec& from, const Spec& to, const PlanOptions& options) {
                           .got = std::to_string(options.memory.value_or(key.staging)),
                           .expected = "bytes of memory and of staging"});
   }
-  return Plan(plan_table().intern(key, hash));
+  // Without the table's lock: threads plan side by side, and the first to finish a plan is the one that is kept.
+  PlanData made(key);
+  return Plan(plan_table().intern(PlanDraft{made}, hash));
 }
 
 InternStats plan_cache_stats() { return plan_table().stats(); }

@@ -106,10 +106,14 @@ struct PlanKey {
   friend bool operator==(const PlanKey&, const PlanKey&) = default;
 };
 
+struct PlanDraft;
+
 class PlanData {
  public:
   // Makes the plan; throws what make_plan throws.
   explicit PlanData(const PlanKey& key);
+  // Takes what was made outside of the table's lock.
+  explicit PlanData(const PlanDraft& draft);
   const PlanKey& key() const noexcept { return key_; }
 
  private:

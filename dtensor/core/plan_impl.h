@@ -4,6 +4,12 @@
 
 namespace dtensor {
 
+// A plan before it is interned: found by its key, and emptied when it is the first with it.
+struct PlanDraft {
+  PlanData& made;
+  friend bool operator==(const PlanKey& key, const PlanDraft& draft) { return key == draft.made.key(); }
+};
+
 // The mesh dims of a step on one mesh, by what they do before and after.
 struct StepRoles {
   MeshDims holders;   // Replicate, then cut: any index has it

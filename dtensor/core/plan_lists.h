@@ -13,8 +13,8 @@ namespace dtensor {
 
 using Mask = std::uint32_t;  // of mesh dims
 
-inline constexpr std::size_t kMostListed = 16;      // mesh dims
-inline constexpr std::uint8_t kFirstVirtual = 16;   // entries below are mesh dims, from here on they are virtual cuts
+inline constexpr std::size_t kMostListed = 16;     // mesh dims
+inline constexpr std::uint8_t kFirstVirtual = 16;  // entries below are mesh dims, from here on they are virtual cuts
 inline constexpr std::size_t kMostSamples = 4;
 
 // A list of cuts, outermost first, one byte each: 1 + the entry, so that 0 is the end.
@@ -61,14 +61,14 @@ struct ListContext {
 
 struct CutList {
   Entries entries;
-  std::int64_t held = 0;     // elements of the factor on the fullest rank
+  std::int64_t held = 0;  // elements of the factor on the fullest rank
   Mask cuts = 0;
-  Mask settled = 0;          // cuts that stand where the goal has them, with nothing else before them
-  Mask astray = 0;           // cuts that the goal does not have in this factor, nor one of their size
-  bool misplaced = false;    // some cut is not where the goal has it: no local step mends that
+  Mask settled = 0;        // cuts that stand where the goal has them, with nothing else before them
+  Mask astray = 0;         // cuts that the goal does not have in this factor, nor one of their size
+  bool misplaced = false;  // some cut is not where the goal has it: no local step mends that
   bool has_virtual = false;
-  bool finished = false;     // the goal's list
-  int next = -1;             // the mesh dim that the goal cuts by after exactly these
+  bool finished = false;                               // the goal's list
+  int next = -1;                                       // the mesh dim that the goal cuts by after exactly these
   std::array<std::int64_t, kMostSamples> common = {};  // elements that a sample holds both now and at the goal
   // Lists with one cut more at the end, or with one taken out; -1: not made yet.
   std::array<std::int16_t, kMostListed> pushed;

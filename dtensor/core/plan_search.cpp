@@ -11,18 +11,24 @@ namespace dtensor {
 namespace {
 
 constexpr std::size_t kMostSlots = 6;
-// After so many expansions the best way known so far is taken; more where links differ and all ways may pay.
-constexpr std::size_t kMostExpanded = 400;
-constexpr std::size_t kMostExpandedMixed = 2'000;
+// The longer it takes, the less is insisted on: after so many expansions each further one drops what could save less
+// than another 1/kPatience of the time; more patience where links differ and all ways may pay.
+constexpr std::int64_t kExactExpanded = 32;
+constexpr std::int64_t kPatience = 512;
+constexpr std::int64_t kExactExpandedMixed = 256;
+constexpr std::int64_t kPatienceMixed = 16'384;
 // Comparing with more pieces than these is not worth what it saves.
 constexpr std::int64_t kMostSampledPieces = 64;
 
 struct State {
   std::array<CutLists::Index, kMostSlots> lists = {};
   Mask partial = 0;
-  friend bool operator==(const State&, const State&) = default;
+  std::array<std::uint64_t, 2> words() const { return std::bit_cast<std::array<std::uint64_t, 2>>(*this); }
+  friend bool operator==(const State& a, const State& b) {
+    return a.words()[0] == b.words()[0] && a.words()[1] == b.words()[1];
+  }
   std::size_t hash() const {
-    const auto words = std::bit_cast<std::array<std::uint64_t, 2>>(*this);
+    const auto words = this->words();
     const std::uint64_t value = (words[0] ^ words[1] * 0x9E3779B97F4A7C15ull) * 0xD6E8FEB86659FD93ull;
     return static_cast<std::size_t>(value ^ value >> 32);
   }
@@ -34,6 +40,7 @@ struct Node {
   std::int64_t cost;
   std::int64_t slice;  // how much of it is a slice: the next one, if there is one, makes it one slice of both
   std::int64_t bytes;  // on the fullest rank
+  std::int64_t bound;  // what a way through here costs at least
   std::uint32_t parent;
   Mask mask;
   StepKind kind;
@@ -105,14 +112,16 @@ class Search {
     prepare_bound();
     table_.assign(512, 0);
     nodes_.reserve(128);
-    reach({start_, 0, 0, source_bytes_, 0, 0, StepKind::kSlice});
-    std::size_t expanded = 0;
-    while (!queue_.empty() && expanded < (mixed_links_ ? kMostExpandedMixed : kMostExpanded)) {
+    reach({start_, 0, 0, source_bytes_, 0, 0, 0, StepKind::kSlice});
+    const std::int64_t exact = mixed_links_ ? kExactExpandedMixed : kExactExpanded;
+    for (std::int64_t expanded = 0; !queue_.empty();) {
       const std::uint32_t index = ~queue_.top().second;
       queue_.pop();
-      if (nodes_[index].closed) continue;
-      nodes_[index].closed = true;
-      if (nodes_[index].state == goal_) return trace(index);
+      Node& node = nodes_[index];
+      if (node.closed) continue;
+      node.closed = true;
+      slack_ = scaled(below_, std::max<std::int64_t>(0, expanded - exact), mixed_links_ ? kPatienceMixed : kPatience);
+      if (node.state == goal_ || node.bound >= below_ - std::min(slack_, below_)) continue;
       expand(index);
       ++expanded;
     }
@@ -212,8 +221,8 @@ class Search {
     return true;
   }
 
-  // Coordinates that tell the mesh dims apart by their first and last index. Where cuts are uneven, a step may cost less
-  // than such a rank receives, so there is nothing to learn from them.
+  // Coordinates that tell the mesh dims apart by their first and last index. Where cuts are uneven, a step may cost
+  // less than such a rank receives, so there is nothing to learn from them.
   void choose_samples() {
     even_ = all_even();
     if (!even_) return;
@@ -266,7 +275,7 @@ class Search {
       lacking = std::max(lacking, wanted_bytes_[k] - common);
     }
     // Where several cuts change places at once a rank may keep nothing, and yet pay as if it kept its share.
-    if (const Mask moved = moved_cuts(state); std::popcount(moved) > 1) lacking -= lacking / size_of_group(moved);
+    if (const Mask moved = moved_cuts(state); (moved & (moved - 1)) != 0) lacking -= lacking / size_of_group(moved);
     return std::max(lacking, target_bytes_ - bytes);
   }
 
@@ -333,24 +342,24 @@ class Search {
 
   // ---- the table
 
-  void reach(const Node& node) {
+  void reach(Node node) {
     if (node.cost - node.slice >= below_) return;
     std::size_t at = node.state.hash() & (table_.size() - 1);
     while (table_[at] != 0 && !(nodes_[table_[at] - 1].state == node.state)) at = (at + 1) & (table_.size() - 1);
     if (table_[at] != 0 && nodes_[table_[at] - 1].cost <= node.cost) return;
     const bool arrived = node.state == goal_;
-    const std::int64_t bound =
-        arrived ? node.cost : saturating_add(node.cost - node.slice, at_least(node.state, node.bytes));
-    if (bound >= below_) return;
+    const std::int64_t owed = arrived ? node.slice : at_least(node.state, node.bytes);
+    node.bound = saturating_add(node.cost - node.slice, owed);
+    if (node.bound >= below_ - (arrived ? 0 : std::min(slack_, below_))) return;
     if (table_[at] == 0) {
       nodes_.push_back(node);
       table_[at] = static_cast<std::uint32_t>(nodes_.size());
     } else {
       nodes_[table_[at] - 1] = node;
     }
-    queue_.push({bound, ~(table_[at] - 1)});
+    // Those that are nearly there go first: once a way is known, what cannot be better need not be looked at.
+    queue_.push({saturating_add(node.bound, owed / 4), ~(table_[at] - 1)});
     if (2 * nodes_.size() > table_.size()) grow();
-    // What is no better than a way already known need not be looked at.
     if (arrived) below_ = node.cost;
   }
 
@@ -422,7 +431,7 @@ class Search {
     const std::int64_t time = time_of(kind, mask, bytes);
     const bool slice = kind == StepKind::kSlice;
     const std::int64_t before = slice ? now.cost - now.slice : now.cost;
-    reach({next, saturating_add(before, time), slice ? time : 0, bytes, now_, mask, kind});
+    reach({next, saturating_add(before, time), slice ? time : 0, bytes, 0, now_, mask, kind});
   }
 
   // The bytes of source, before and after. A slice that another step follows is read in place.
@@ -480,15 +489,16 @@ class Search {
     return mixed_links_ || !(goal_mask_ >> m & 1) || goal(s).has(static_cast<std::uint8_t>(m));
   }
 
-  // Where cuts by these stand in nobody's way: behind a list that has all of the goal's, the one with the most elements.
-  // One such place is as good as another.
+  // Where cuts by these stand in nobody's way: behind a list that has all of the goal's, the one with the most
+  // elements. One such place is as good as another.
   std::optional<std::size_t> parking(Mask mask) const {
     std::optional<std::size_t> best;
     if (mixed_links_) return best;
     const std::int64_t pieces = size_of_group(mask);
     for (std::size_t s = 0; s < lists_.size(); ++s) {
       const CutList& now = list(s);
-      if (lists_[s][goal_.lists[s]].cuts & ~now.settled || now.has_virtual || !lists_[s].room(state_.lists[s])) continue;
+      if (lists_[s][goal_.lists[s]].cuts & ~now.settled || now.has_virtual || !lists_[s].room(state_.lists[s]))
+        continue;
       if (now.held % pieces == 0 && (!best || now.held > list(*best).held)) best = s;
     }
     return best;
@@ -524,7 +534,7 @@ class Search {
     State next = state_;
     next.partial &= ~mask;
     emit(next, StepKind::kAllReduce, mask);
-    if (std::popcount(mask) == 1) {
+    if ((mask & (mask - 1)) == 0) {
       scatter(next, std::countr_zero(mask));
     } else if ((mask & ~goal_mask_) == 0) {
       append_as_goal(next, mask);
@@ -596,7 +606,7 @@ class Search {
       const int m = std::countr_zero(rest);
       if (goal_slot_[m] != slot_of(m)) astray |= 1u << m;
     }
-    if (std::popcount(astray) > 1) {
+    if ((astray & (astray - 1)) != 0) {
       State next = without(astray);
       append_as_goal(next, astray);
       emit(next, StepKind::kAllToAll, astray);
@@ -739,6 +749,7 @@ class Search {
   const Spec& to_;
   const CostModel& cost_;
   std::int64_t below_;
+  std::int64_t slack_ = 0;
   const std::int64_t memory_;
   const std::int64_t mesh_ndim_;
 

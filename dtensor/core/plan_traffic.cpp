@@ -337,8 +337,8 @@ Census census_of(const Step& step) {
 
 void raise_to(std::int64_t& value, std::int64_t other) { value = std::max(value, other); }
 
-// What a place sends on one mesh. Everyone who wants a piece has it from its one holder; where several hold it they take
-// turns, and who has it already takes nothing.
+// What a place sends on one mesh. Everyone who wants a piece has it from its one holder; where several hold it they
+// take turns, and who has it already takes nothing.
 class Sends {
  public:
   Sends(const Step& step, const StepRoles& roles, const Census& census, const Holdings& holdings)

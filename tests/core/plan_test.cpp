@@ -110,26 +110,40 @@ TEST(Plan, SumAndAverageMeet) {
   }
 }
 
+// Is some Partial of the target new? The exhaustive search knows no such move.
+bool embeds(const Spec& from, const Spec& to) {
+  for (std::int64_t m = 0; m < to.mesh().ndim(); ++m) {
+    if (to.partials()[m] && !from.partials()[m]) return true;
+  }
+  return false;
+}
+
 TEST(Plan, NeverDearerThanAnExhaustiveSearch) {
   Random random(3);
   const std::vector<Dims> meshes = {{2}, {4}, {2, 2}, {2, 3}, {4, 2}, {2, 2, 2}};
   std::int64_t cheaper = 0;
+  std::int64_t dearer = 0;
   std::int64_t compared = 0;
-  for (int i = 0; i < 400; ++i) {
+  for (int i = 0; i < 600; ++i) {
     const Mesh mesh = Mesh::make(random.pick(meshes));
     const std::int64_t scale = std::int64_t{1} << (3 * random.below(5));
     const Dims shape = {12 * scale, 8 * (random.chance(3) ? 1 : scale)};
     const Spec from = sweep::random_case(random, mesh, shape).spec();
-    const Spec to = sweep::random_case(random, mesh, shape, false).spec();
-    if (why_not(from, to) || from == to) continue;
+    const Spec to = sweep::random_case(random, mesh, shape, random.chance(4)).spec();
+    if (why_not(from, to) || from == to || embeds(from, to)) continue;
     const PlanOptions options{.cost = random_options(random).cost, .staging = std::int64_t{1} << 50};
     const Plan plan = make_plan(from, to, options);
     const std::int64_t best = reference::cheapest(from, to, options.cost, saturating_add(plan.time(), 1));
-    EXPECT_GE(best, plan.time()) << plan.to_string();
+    // Cuts are not parked where the target has none, so that a way may cost a slice more, and no byte.
+    std::int64_t slices = 0;
+    for (const Step& step : plan.steps()) slices += is_local(step.kind) ? step.time : 0;
+    EXPECT_GE(best, plan.time() - slices) << plan.to_string();
+    dearer += best < plan.time();
     cheaper += best > plan.time();
     ++compared;
   }
-  EXPECT_GT(compared, 300);
+  EXPECT_GT(compared, 400);
+  EXPECT_LE(dearer, 2);
   EXPECT_GT(cheaper, 20) << "flattened groups and the direct exchange should win sometimes";
 }
 
@@ -316,6 +330,27 @@ TEST(Plan, IsCachedFromAnyThread) {
   EXPECT_TRUE(make_plan(from, to, {.cost = CostModel(CostConstants{})}) == first);
 }
 
+// Threads that all start cold plan side by side, and still end with one object for each question.
+TEST(Plan, ThreadsPlanSideBySide) {
+  const Mesh mesh = Mesh::make({2, 2, 2});
+  std::vector<Spec> specs;
+  for (const Placements& placements : sweep::all_placements(3, 2)) {
+    const Spec spec = Spec::make({{971, 37}, DType::kF32}, mesh, placements);
+    if (!spec.has_partial()) specs.push_back(spec);
+  }
+  std::vector<std::vector<Plan>> made(4);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < made.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (const Spec& from : specs) {
+        for (const Spec& to : specs) made[t].push_back(make_plan(from, to));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t t = 1; t < made.size(); ++t) EXPECT_TRUE(made[t] == made[0]);
+}
+
 TEST(Plan, ReadsWell) {
   const auto text = [](const char* from, const char* to) {
     return make_plan(Spec::parse(from), Spec::parse(to), {.explain = true}).to_string();
@@ -323,15 +358,13 @@ TEST(Plan, ReadsWell) {
   EXPECT_EQ(text("f32[4096,4096] @ 2x4(dp,tp) : S(0),R", "f32[4096,4096] @ 2x4(dp,tp) : R,S(1)"),
             "from f32[4096,4096] @ 2x4(dp,tp) : S(0),R\n"
             "to   f32[4096,4096] @ 2x4(dp,tp) : R,S(1)\n"
-            "1.   slice          on each rank    8.9 us\n"
-            "     -> f32[4096,4096] @ 2x4(dp,tp) : S(0),S(1)\n"
-            "2.   all-gather     over dp         receives 8.4 MB (67.1 MB in all), sends 8.4 MB (67.1 MB in all), 1 "
-            "message, 174.8 us\n"
+            "1.   exchange       over dp,tp      receives 8.4 MB (67.1 MB in all), sends 8.4 MB (67.1 MB in all), 3 "
+            "messages, 178.8 us\n"
             "     -> f32[4096,4096] @ 2x4(dp,tp) : R,S(1)\n"
             "receives 8.4 MB (67.1 MB in all), at least 8.4 MB (67.1 MB in all)\n"
-            "memory   58.7 MB, source and target alone 50.3 MB\n"
-            "time     183.7 us\n"
-            "not by   direct exchange: slower: 183.8 us\n");
+            "memory   67.1 MB, source and target alone 50.3 MB\n"
+            "time     178.8 us\n"
+            "not by   slice, all-gather: slower: 183.7 us\n");
   EXPECT_EQ(text("f32[4096,4096] @ 2x4(dp,tp) : P(sum),S(0)", "f32[4096,4096] @ 2x4(dp,tp) : R,R"),
             "from f32[4096,4096] @ 2x4(dp,tp) : P(sum),S(0)\n"
             "to   f32[4096,4096] @ 2x4(dp,tp) : R,R\n"
