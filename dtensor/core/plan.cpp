@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "dtensor/core/coordinates.h"
 #include "dtensor/core/hash.h"
 #include "dtensor/core/plan_impl.h"
 #include "dtensor/core/text.h"
@@ -28,20 +29,41 @@ Spec before_embedding(const Spec& from, const Spec& to) {
   return embeds ? expect_spec(Spec::from_dims(to.meta(), to.mesh(), to.dims(), partials), "plan") : to;
 }
 
+// Without any Partial: what a spec is once all is reduced, or before it is embedded.
+Spec without_partials(const Spec& spec) {
+  if (!spec.has_partial()) return spec;
+  return expect_spec(Spec::from_dims(spec.meta(), spec.mesh(), spec.dims(), Partials(spec.partials().size())), "plan");
+}
+
+// A spec without Partials, cut by more mesh dims inside of everything else, along one tensor dim.
+Spec cut_further(const Spec& spec, std::uint32_t mask, std::size_t tensor_dim) {
+  DimLayouts dims = spec.dims();
+  for (std::int64_t m : dims_of(mask)) {
+    dims[tensor_dim].back().cuts.push_back({static_cast<std::int32_t>(m), spec.mesh().shape()[m]});
+  }
+  return expect_spec(Spec::from_dims(spec.meta(), spec.mesh(), dims, spec.partials()), "plan");
+}
+
 // Everything reduced, and cut by the mesh dims that were Partial, on the tensor dim that is largest on a rank: the
 // fewest bytes that a Partial can leave its mesh with.
 Spec reduced_and_cut(const Spec& from) {
   const Dims shape = from.local_shape(Dims(static_cast<std::size_t>(from.mesh().ndim())));
-  DimLayouts dims = from.dims();
-  if (!shape.empty()) {
-    const auto widest = static_cast<std::size_t>(std::max_element(shape.begin(), shape.end()) - shape.begin());
-    for (std::int64_t m = 0; m < from.mesh().ndim() && shape[widest] > 1; ++m) {
-      if (from.partials()[m]) {
-        dims[widest].back().cuts.push_back({static_cast<std::int32_t>(m), from.mesh().shape()[m]});
-      }
-    }
+  const auto widest = std::max_element(shape.begin(), shape.end());
+  std::uint32_t mask = 0;
+  for (std::int64_t m = 0; m < from.mesh().ndim(); ++m) mask |= from.partials()[m] ? 1u << m : 0;
+  const Spec whole = without_partials(from);
+  if (shape.empty() || *widest <= 1) return whole;
+  return cut_further(whole, mask, static_cast<std::size_t>(widest - shape.begin()));
+}
+
+// The mesh dims of more than one rank along which all hold the same.
+std::uint32_t replicated_mask(const Spec& spec) {
+  std::uint32_t mask = 0;
+  for (std::int64_t m = 0; m < spec.mesh().ndim(); ++m) {
+    const bool many = spec.mesh().shape()[m] > 1 && !spec.partials()[m];
+    if (many && !(cut_mask(spec) >> m & 1)) mask |= 1u << m;
   }
-  return expect_spec(Spec::from_dims(from.meta(), from.mesh(), dims, Partials(from.partials().size())), "plan");
+  return mask;
 }
 
 class Planner {
@@ -156,12 +178,16 @@ class Planner {
     if (!sequence_wins && !found) {
       loser.way = Route::Way::kSteps;
       loser.refused = "no sequence of collectives is faster";
-    } else if (!fits(loser)) {
-      loser.refused = "needs " + bytes_text(loser.peak) + " of memory, more than " + bytes_text(key_.memory);
     } else {
-      loser.refused = "slower: " + time_text(loser.time);
+      refuse(loser);
     }
     rejected.push_back(std::move(loser));
+  }
+
+  void refuse(Route& loser) const {
+    loser.refused = fits(loser)
+                        ? "slower: " + time_text(loser.time)
+                        : "needs " + bytes_text(loser.peak) + " of memory, more than " + bytes_text(key_.memory);
   }
 
   [[noreturn]] void refuse_memory(const Route& least) const {
@@ -189,39 +215,94 @@ class Planner {
 
   // ---- two meshes
 
+  // On the source's mesh what is Partial is reduced; then everything crosses once, to where it is wanted or to one of
+  // the replicas that want it, which hand it round within the target's mesh.
   void plan_across() {
     std::vector<Step> first;
     Spec middle = from_;
     if (from_.has_partial()) {
       middle = reduced_and_cut(from_);
-      first = to_middle(middle);
+      first = collectives(from_, middle);
       if (first.empty()) middle = from_;  // Partial on mesh dims of size 1 alone
     }
-    Step direct = direct_step(middle, to_);
-    set_traffic(direct);
-    bound = direct.received;
-    Route exchange{Route::Way::kDirect, first, 0, 0, {}};
-    exchange.steps.push_back(direct);
-    if (direct.received.total == 0 && direct.exact) {
-      exchange.steps.back().kind = StepKind::kSlice;
-      exchange.way = Route::Way::kSteps;
+    const Spec ready = without_partials(to_);
+    std::vector<Route> routes = {crossing(first, StepKind::kExchange, middle, ready)};
+    bound = bound_across(routes[0].steps[first.size()], ready);
+    if (routes[0].way == Route::Way::kDirect) {
+      const StepRoles roles = roles_of(routes[0].steps[first.size()]);
+      if (roles.num_takers > roles.num_holders) {
+        routes.push_back(crossing(first, StepKind::kBroadcast, middle, ready));
+      }
+      const std::uint32_t replicas = replicated_mask(ready);
+      for (std::size_t d = 0; d < ready.dims().size() && replicas != 0; ++d) {
+        if (ready.local_shape(Dims(static_cast<std::size_t>(ready.mesh().ndim())))[d] <= 1) continue;
+        routes.push_back(crossing(first, StepKind::kExchange, middle, cut_further(ready, replicas, d)));
+      }
     }
-    settle(exchange);
-    const StepRoles roles = roles_of(direct);
-    if (roles.num_takers <= roles.num_holders || exchange.way == Route::Way::kSteps) {
-      if (!fits(exchange)) refuse_memory(exchange);
-      best = std::move(exchange);
-      return;
-    }
-    Route broadcast{Route::Way::kBroadcast, first, 0, 0, {}};
-    broadcast.steps.push_back({StepKind::kBroadcast, {}, middle, to_});
-    settle(broadcast);
-    choose(std::move(exchange), std::move(broadcast));
+    choose_among(std::move(routes));
   }
 
-  std::vector<Step> to_middle(const Spec& middle) const {
-    if (auto steps = search_steps(from_, middle, key_.cost, kForever, key_.memory)) return std::move(*steps);
-    return {direct_step(from_, middle)};
+  // To `landing` on the other mesh, and from there to the target.
+  Route crossing(const std::vector<Step>& first, StepKind kind, const Spec& middle, const Spec& landing) const {
+    Route route{kind == StepKind::kBroadcast ? Route::Way::kBroadcast : Route::Way::kDirect, first, 0, 0, {}};
+    Step step = direct_step(middle, landing);
+    step.kind = kind;
+    set_traffic(step);
+    if (step.received.total == 0 && step.exact) {
+      step.kind = StepKind::kSlice;
+      route.way = Route::Way::kSteps;
+    }
+    route.steps.push_back(step);
+    const Spec ready = without_partials(to_);
+    if (!(landing == ready)) {
+      route.way = Route::Way::kSteps;
+      for (Step& last : collectives(landing, ready)) route.steps.push_back(std::move(last));
+    }
+    if (!(ready == to_)) route.steps.push_back({StepKind::kEmbed, {}, ready, to_});
+    settle(route);
+    return route;
+  }
+
+  std::vector<Step> collectives(const Spec& from, const Spec& to) const {
+    if (auto steps = search_steps(from, to, key_.cost, kForever, key_.memory)) return std::move(*steps);
+    return {direct_step(from, to)};
+  }
+
+  // The fastest that fits; of the others the best of each way is kept.
+  void choose_among(std::vector<Route> routes) {
+    std::stable_sort(routes.begin(), routes.end(),
+                     [&](const Route& a, const Route& b) { return fits(a) != fits(b) ? fits(a) : a.time < b.time; });
+    if (!fits(routes[0])) {
+      refuse_memory(*std::min_element(routes.begin(), routes.end(),
+                                      [](const Route& a, const Route& b) { return a.peak < b.peak; }));
+    }
+    best = std::move(routes[0]);
+    std::uint32_t seen = 1u << static_cast<unsigned>(best.way);
+    for (std::size_t i = 1; i < routes.size(); ++i) {
+      const std::uint32_t way = 1u << static_cast<unsigned>(routes[i].way);
+      if (seen & way) continue;
+      seen |= way;
+      refuse(routes[i]);
+      rejected.push_back(std::move(routes[i]));
+    }
+  }
+
+  // Of the bytes that a mesh's ranks must receive from outside or from each other. What is finished nowhere is lacking
+  // everywhere, and its k parts take k-1 receives to meet, one of them at a rank that wants it.
+  Volume bound_across(const Step& direct, const Spec& ready) const {
+    std::int64_t parts = 1;
+    for (std::int64_t m = 0; m < from_.mesh().ndim(); ++m) {
+      if (from_.partials()[m]) parts *= from_.mesh().shape()[m];
+    }
+    if (parts == 1) return direct.received;
+    const std::int64_t all = scaled(from_.meta().nbytes(), replicas_of(ready), 1);
+    return {most_bytes(ready), saturating_add(all, scaled(from_.meta().nbytes(), parts - 2, 1))};
+  }
+
+  static std::int64_t replicas_of(const Spec& spec) {
+    std::int64_t replicas = 1;
+    for (std::int64_t m : dims_of(replicated_mask(spec))) replicas *= spec.mesh().shape()[m];
+    return replicas;
   }
 
   const PlanKey& key_;
@@ -243,6 +324,24 @@ std::optional<std::string> partial_reason(const Spec& from, const Spec& to) {
   return std::nullopt;
 }
 
+// Rows of two meshes go in pairs, and what is planned for the first pair must hold for all: a rank that is in both
+// meshes is in the same row of both, and at the same two coordinates in every row.
+std::optional<std::string> rows_reason(const Mesh& from, const Mesh& to) {
+  if (from.rows() != to.rows()) return "between two meshes, rows go in pairs, and these have different numbers of them";
+  if (from.rows() == 1) return std::nullopt;
+  Dims at(static_cast<std::size_t>(to.ndim()));
+  const MeshDims all = dims_of((1u << to.ndim()) - 1);
+  do {
+    const auto there = from.coordinate(to.rank_at(at));
+    for (std::int64_t row = 0; row < to.rows(); ++row) {
+      const std::int64_t rank = to.rank_at(at, row);
+      const bool paired = from.coordinate(rank) == there && (!there || from.row_of(rank) == row);
+      if (!paired) return "between two meshes, rows go in pairs, and these do not overlap alike in all of them";
+    }
+  } while (next_coordinate(at, to.shape(), all));
+  return std::nullopt;
+}
+
 }  // namespace
 
 bool is_local(StepKind kind) { return kind == StepKind::kSlice || kind == StepKind::kEmbed; }
@@ -251,13 +350,7 @@ std::optional<std::string> why_not(const Spec& from, const Spec& to) {
   if (!(from.meta().shape() == to.meta().shape())) return "the tensors have different shapes";
   if (from.meta().dtype() != to.meta().dtype()) return "the tensors have different types";
   if (from.mesh() == to.mesh()) return partial_reason(from, to);
-  if (from.mesh().rows() != 1 || to.mesh().rows() != 1) {
-    return "between two meshes, each must be one row of ranks";
-  }
-  for (std::int64_t m = 0; m < to.mesh().ndim(); ++m) {
-    if (to.partials()[m] && to.mesh().shape()[m] > 1) return "a Partial target on another mesh";
-  }
-  return std::nullopt;
+  return rows_reason(from.mesh(), to.mesh());
 }
 
 std::size_t PlanKey::hash() const {

@@ -158,8 +158,10 @@ class Plan {
 
 // The cheapest way from one spec to the other, on one mesh or across two, among sequences of collectives and the direct
 // exchange. Kept in a bounded, thread-safe cache; a look-up costs about 0.1 us.
-// Errors: different shapes or types, a Partial target where the source is not Replicate or equally Partial, sub-meshes
-// of several rows as two ends, a memory limit below what is possible.
+// Across two meshes every rank of either plays the steps of its own mesh and the crossing; rows of sub-meshes go in
+// pairs, so that a peer's rank is rank_at(peer, my row). A Partial on the other mesh is filled in by its first index.
+// Errors: different shapes or types, on one mesh a Partial target where the source is not Replicate or equally Partial,
+// sub-meshes whose rows do not pair up, a memory limit below what is possible.
 Plan make_plan(const Spec& from, const Spec& to, const PlanOptions& options = {});
 // Is there a way? The reason why not otherwise.
 std::optional<std::string> why_not(const Spec& from, const Spec& to);
