@@ -146,15 +146,19 @@ MeshDims dims_of(std::uint32_t mask) {
   return result;
 }
 
-std::uint32_t cut_mask(const Spec& spec) {
+std::uint32_t cut_mask(const DimLayout& dim) {
   std::uint32_t mask = 0;
-  for (const DimLayout& dim : spec.dims()) {
-    for (const Factor& factor : dim) {
-      for (const Cut& cut : factor.cuts) {
-        if (!cut.is_virtual() && cut.count > 1) mask |= 1u << cut.mesh_dim;
-      }
+  for (const Factor& factor : dim) {
+    for (const Cut& cut : factor.cuts) {
+      if (!cut.is_virtual() && cut.count > 1) mask |= 1u << cut.mesh_dim;
     }
   }
+  return mask;
+}
+
+std::uint32_t cut_mask(const Spec& spec) {
+  std::uint32_t mask = 0;
+  for (const DimLayout& dim : spec.dims()) mask |= cut_mask(dim);
   return mask;
 }
 
@@ -204,17 +208,8 @@ void for_each_send(const Step& step, const Dims& coordinate, const TransferFn& f
 
 MeshDims changed_dims(const Spec& from, const Spec& to) {
   std::uint32_t mask = 0;
-  const auto add = [&](const DimLayout& dim) {
-    for (const Factor& factor : dim) {
-      for (const Cut& cut : factor.cuts) {
-        if (!cut.is_virtual() && cut.count > 1) mask |= 1u << cut.mesh_dim;
-      }
-    }
-  };
   for (std::size_t d = 0; d < from.dims().size(); ++d) {
-    if (from.dims()[d] == to.dims()[d]) continue;
-    add(from.dims()[d]);
-    add(to.dims()[d]);
+    if (!(from.dims()[d] == to.dims()[d])) mask |= cut_mask(from.dims()[d]) | cut_mask(to.dims()[d]);
   }
   for (std::int64_t m = 0; m < from.mesh().ndim(); ++m) {
     if (from.mesh().shape()[m] > 1 && from.partials()[m] && !to.partials()[m]) mask |= 1u << m;

@@ -23,7 +23,8 @@ struct StepRoles {
 };
 StepRoles roles_of(const Step& step);
 
-// The mesh dims that cut a tensor dim into more than one piece, as a mask.
+// The mesh dims that cut a tensor dim (any tensor dim) into more than one piece, as a mask.
+std::uint32_t cut_mask(const DimLayout& dim);
 std::uint32_t cut_mask(const Spec& spec);
 
 MeshDims dims_of(std::uint32_t mask);

@@ -108,7 +108,7 @@ class Search : SearchSpace {
     if (slice_into_place()) return;
     // Two gathers are one of both, where links and pieces are alike.
     if (mixed_links_ || !even_ || nodes_[index].kind != StepKind::kAllGather) {
-      each_subset(cuts & ~settled, [&](Mask mask) { emit(without(mask), StepKind::kAllGather, mask); });
+      each_subset(cuts & ~settled, [&](Mask mask) { gather(mask); });
     }
     const Mask reducible = state_.partial & ~goal_.partial;
     each_subset(reducible, [&](Mask mask) { reduce(mask); });
@@ -175,6 +175,12 @@ class Search : SearchSpace {
       default:
         return cost_.local(bytes);
     }
+  }
+
+  void gather(Mask mask) {
+    // Cheaper to know than the state it leads to.
+    const std::int64_t time = cost_.all_gather(group(mask), bytes_);
+    if (saturating_add(nodes_[now_].cost, time) < below_) emit(without(mask), StepKind::kAllGather, mask);
   }
 
   State without(Mask mask) {

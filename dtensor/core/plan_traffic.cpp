@@ -283,14 +283,21 @@ class Holdings {
     }
   }
 
+  // Does a place hold under one layout all that it holds under the other? A collective only takes cuts out of a tensor
+  // dim, puts some in, or changes their order.
+  enum class Nested : std::uint8_t { kBeforeInAfter, kAfterInBefore, kUnknown };
+  Nested nested(std::uint32_t before, std::uint32_t after) const {
+    const bool collective = step_.kind == StepKind::kAllGather || step_.kind == StepKind::kReduceScatter ||
+                            step_.kind == StepKind::kAllToAll;
+    if (!collective) return Nested::kUnknown;
+    if ((after & ~before) == 0) return Nested::kBeforeInAfter;
+    return (before & ~after) == 0 ? Nested::kAfterInBefore : Nested::kUnknown;
+  }
+
   // One by one, each combination of the indices that matter once.
   void add_sets(const DimLayout& a, const DimLayout& b) {
-    std::uint32_t mask = 0;
-    for (const DimLayout* dim : {&a, &b}) {
-      for (const Factor& factor : *dim) {
-        for (const Cut& cut : factor.cuts) mask |= cut.is_virtual() || cut.count == 1 ? 0 : 1u << cut.mesh_dim;
-      }
-    }
+    const std::uint32_t mask = cut_mask(a) | cut_mask(b);
+    const Nested which = a == b ? Nested::kBeforeInAfter : nested(cut_mask(a), cut_mask(b));
     std::vector<Held3> known(held_.size());
     census_.each([&](std::size_t i, const Dims& at) {
       auto place = static_cast<std::int64_t>(i);  // the one with the first index wherever it does not matter
@@ -300,19 +307,17 @@ class Holdings {
         const auto& indices = census_.indices(k);
         place -= census_.stride(m) * (std::find(indices.begin(), indices.end(), at[m]) - indices.begin());
       }
-      if (place == static_cast<std::int64_t>(i)) known[i] = sets_at(a, b, at);
+      if (place == static_cast<std::int64_t>(i)) known[i] = sets_at(a, b, at, which);
       multiply(held_[i], known[place]);
     });
   }
 
-  Held3 sets_at(const DimLayout& a, const DimLayout& b, const Dims& at) const {
+  static Held3 sets_at(const DimLayout& a, const DimLayout& b, const Dims& at, Nested which) {
     Held3 result{held_size(a, at), held_size(b, at), 0};
-    if (step_.kind == StepKind::kAllGather) {
-      result.common = result.before;
-    } else if (step_.kind == StepKind::kReduceScatter || a == b) {
-      result.common = result.after;
-    } else {
+    if (which == Nested::kUnknown) {
       result.common = common_size(a, at, b, at);
+    } else {
+      result.common = which == Nested::kBeforeInAfter ? result.before : result.after;
     }
     return result;
   }

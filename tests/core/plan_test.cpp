@@ -279,24 +279,26 @@ std::vector<StepKind> kinds_of(const Plan& plan) {
 }
 
 // Stages of a pipeline: fast links inside each, a slow one between them.
-const PlanOptions kSlowBetween = {.cost = CostModel({.link = {2'000'000, 400'000}, .levels = {{4, {1'000, 4'096}}}})};
+// Bytes cost so much that small tensors, quickly played, go as large ones do.
+const PlanOptions kSlowBetween = {.cost =
+                                      CostModel({.link = {2'000'000, 400'000'000}, .levels = {{4, {1'000, 4'096}}}})};
 
 TEST(Plan, WhatManyWantCrossesOnce) {
-  const Plan plan = make_plan(Spec::parse("f32[1024,1024] @ 4(x) : S(0)"),
-                              Spec::parse("f32[1024,1024] @ 4(y) of [4..7] : R"), kSlowBetween);
+  const Plan plan =
+      make_plan(Spec::parse("f32[64,64] @ 4(x) : S(0)"), Spec::parse("f32[64,64] @ 4(y) of [4..7] : R"), kSlowBetween);
   play::check(plan);
   EXPECT_EQ(kinds_of(plan), (std::vector{StepKind::kExchange, StepKind::kAllGather})) << plan.to_string();
-  EXPECT_EQ(plan.steps()[0].received, (Volume{1 << 20, 4 << 20}));
+  EXPECT_EQ(plan.steps()[0].received, (Volume{4 << 10, 16 << 10}));
 }
 
 TEST(Plan, PartialsAreScatteredBeforeTheyCross) {
-  const Plan plan = make_plan(Spec::parse("f32[1024,1024] @ 4(x) : P(sum)"),
-                              Spec::parse("f32[1024,1024] @ 4(y) of [4..7] : R"), kSlowBetween);
+  const Plan plan = make_plan(Spec::parse("f32[64,64] @ 4(x) : P(sum)"), Spec::parse("f32[64,64] @ 4(y) of [4..7] : R"),
+                              kSlowBetween);
   play::check(plan);
   EXPECT_EQ(kinds_of(plan), (std::vector{StepKind::kReduceScatter, StepKind::kExchange, StepKind::kAllGather}))
       << plan.to_string();
-  EXPECT_EQ(plan.steps()[1].received, (Volume{1 << 20, 4 << 20}));
-  EXPECT_EQ(plan.received_bound(), (Volume{4 << 20, (4 + 4 - 2) * (4 << 20)}));
+  EXPECT_EQ(plan.steps()[1].received, (Volume{4 << 10, 16 << 10}));
+  EXPECT_EQ(plan.received_bound(), (Volume{16 << 10, (4 + 4 - 2) * (16 << 10)}));
 }
 
 TEST(Plan, APartialOnAnotherMeshIsFilledInByItsFirst) {
@@ -308,12 +310,14 @@ TEST(Plan, APartialOnAnotherMeshIsFilledInByItsFirst) {
 // The same ranks arranged otherwise: nothing crosses, and the rest is collectives.
 TEST(Plan, AnotherArrangementOfTheSameRanksIsNoCrossing) {
   const Plan plan =
-      make_plan(Spec::parse("f32[512,512] @ 8(x) : S(1)"), Spec::parse("f32[512,512] @ 2x4(a,b) : R,S(1)"));
+      make_plan(Spec::parse("f32[32,32] @ 8(x) : S(1)"), Spec::parse("f32[32,32] @ 2x4(a,b) : R,S(1)"), kSlowBetween);
   play::check(plan);
   EXPECT_LE(plan.received().max, plan.received_bound().max) << plan.to_string();
-  const Plan whole = make_plan(Spec::parse("f32[512,512] @ 8(x) : S(1)"), Spec::parse("f32[512,512] @ 2x4(a,b) : R,R"));
+  const Plan whole =
+      make_plan(Spec::parse("f32[32,32] @ 8(x) : S(1)"), Spec::parse("f32[32,32] @ 2x4(a,b) : R,R"), kSlowBetween);
   play::check(whole);
-  EXPECT_EQ(kinds_of(whole), (std::vector{StepKind::kSlice, StepKind::kAllGather})) << whole.to_string();
+  EXPECT_EQ(kinds_of(whole), (std::vector{StepKind::kSlice, StepKind::kAllGather, StepKind::kAllGather}))
+      << whole.to_string();
 }
 
 TEST(Plan, RowsGoInPairs) {
