@@ -56,6 +56,34 @@ Spec reduced_and_cut(const Spec& from) {
   return cut_further(whole, mask, static_cast<std::size_t>(widest - shape.begin()));
 }
 
+// The mesh dims whose Partial ends.
+MeshDims reduced_dims(const Spec& from, const Spec& to) {
+  MeshDims dims;
+  for (std::int64_t m = 0; m < from.mesh().ndim(); ++m) {
+    if (from.mesh().shape()[m] > 1 && from.partials()[m] && !to.partials()[m]) dims.push_back(m);
+  }
+  return dims;
+}
+
+// The source with its ending Partials reduced and cut on the tensor dim that the target has them on, else on the one
+// that is largest on a rank; none where nothing is reduced or nothing can be cut.
+std::optional<Spec> scattered(const Spec& from, const Spec& to) {
+  const MeshDims ending = reduced_dims(from, to);
+  const Dims shape = from.local_shape(Dims(static_cast<std::size_t>(from.mesh().ndim())));
+  if (ending.empty() || shape.empty()) return std::nullopt;
+  const auto widest = static_cast<std::size_t>(std::max_element(shape.begin(), shape.end()) - shape.begin());
+  DimLayouts dims = from.dims();
+  Partials partials = from.partials();
+  for (std::int64_t m : ending) {
+    const auto home = static_cast<std::size_t>(to.tensor_dim_of(m).value_or(static_cast<std::int64_t>(widest)));
+    if (shape[home] <= 1) return std::nullopt;
+    dims[home].back().cuts.push_back({static_cast<std::int32_t>(m), from.mesh().shape()[m]});
+    partials[m].reset();
+  }
+  const auto spec = Spec::from_dims(from.meta(), from.mesh(), dims, partials);
+  return spec ? std::optional(*spec) : std::nullopt;
+}
+
 // The mesh dims of more than one rank along which all hold the same.
 std::uint32_t replicated_mask(const Spec& spec) {
   std::uint32_t mask = 0;
@@ -133,14 +161,41 @@ class Planner {
     }
     if (!(ready == to_)) direct.steps.push_back({StepKind::kEmbed, {}, direct.steps.empty() ? from_ : ready, to_});
     settle(direct);
-    const bool direct_fits = fits(direct);
-    const std::int64_t below = direct_fits && !key_.explain ? direct.time : kForever;
+    std::vector<Route> routes = {std::move(direct)};
+    if (auto reduced = reduced_first(ready)) routes.push_back(std::move(*reduced));
+    const Route* known = nullptr;
+    for (const Route& route : routes) {
+      if (fits(route) && (!known || route.time < known->time)) known = &route;
+    }
+    const std::int64_t below = known && !key_.explain ? known->time : kForever;
     Route sequence = find_sequence(below, key_.memory);
     // What lies between the steps may be large. Beyond source, target and staging it must buy a quarter of the time.
     const std::int64_t modest = source_ + most_bytes(to_) + key_.staging;
     const bool lavish = sequence.way != Route::Way::kNothing && between(sequence) > modest;
-    if (lavish && direct_fits && sequence.time > scaled(direct.time, 3, 4)) sequence = find_sequence(below, modest);
-    choose(std::move(direct), std::move(sequence));
+    if (lavish && known && sequence.time > scaled(known->time, 3, 4)) sequence = find_sequence(below, modest);
+    const bool found = sequence.way != Route::Way::kNothing;
+    // Where it is as fast as an exchange the sequence is taken.
+    if (found) routes.insert(routes.begin(), std::move(sequence));
+    choose_among(std::move(routes));
+    if (!found && best.way == Route::Way::kDirect && rejected.empty()) {
+      rejected.push_back({Route::Way::kSteps, {}, 0, 0, "no sequence of collectives is faster"});
+    }
+  }
+
+  // Reduced by one reduce-scatter, with each cut on the tensor dim that the target has it on, and exchanged then: all
+  // that differs goes straight to its place, and a Partial is not sent in all its parts.
+  std::optional<Route> reduced_first(const Spec& ready) const {
+    const auto middle = scattered(from_, ready);
+    if (!middle || same_boxes(*middle, ready)) return std::nullopt;
+    Step reduce = direct_step(from_, *middle);
+    reduce.kind = StepKind::kReduceScatter;
+    reduce.mesh_dims = reduced_dims(from_, *middle);
+    Route route{Route::Way::kSteps, {std::move(reduce), direct_step(*middle, ready)}, 0, 0, {}};
+    set_traffic(route.steps.back());
+    if (route.steps.back().received.total == 0) return std::nullopt;
+    if (!(ready == to_)) route.steps.push_back({StepKind::kEmbed, {}, ready, to_});
+    settle(route);
+    return route;
   }
 
   // The most that lies on a rank between steps, without staging.
@@ -166,22 +221,6 @@ class Planner {
     Route route{Route::Way::kSteps, std::move(*steps), 0, 0, {}};
     settle(route);
     return route;
-  }
-
-  // The faster one that fits; the sequence when they are equal.
-  void choose(Route direct, Route sequence) {
-    const bool found = sequence.way != Route::Way::kNothing;
-    const bool sequence_wins = found && fits(sequence) && (!fits(direct) || sequence.time <= direct.time);
-    if (!sequence_wins && !fits(direct)) refuse_memory(direct);
-    Route& loser = sequence_wins ? direct : sequence;
-    best = std::move(sequence_wins ? sequence : direct);
-    if (!sequence_wins && !found) {
-      loser.way = Route::Way::kSteps;
-      loser.refused = "no sequence of collectives is faster";
-    } else {
-      refuse(loser);
-    }
-    rejected.push_back(std::move(loser));
   }
 
   void refuse(Route& loser) const {
