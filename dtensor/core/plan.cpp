@@ -65,25 +65,6 @@ MeshDims reduced_dims(const Spec& from, const Spec& to) {
   return dims;
 }
 
-// The source with its ending Partials reduced and cut on the tensor dim that the target has them on, else on the one
-// that is largest on a rank; none where nothing is reduced or nothing can be cut.
-std::optional<Spec> scattered(const Spec& from, const Spec& to) {
-  const MeshDims ending = reduced_dims(from, to);
-  const Dims shape = from.local_shape(Dims(static_cast<std::size_t>(from.mesh().ndim())));
-  if (ending.empty() || shape.empty()) return std::nullopt;
-  const auto widest = static_cast<std::size_t>(std::max_element(shape.begin(), shape.end()) - shape.begin());
-  DimLayouts dims = from.dims();
-  Partials partials = from.partials();
-  for (std::int64_t m : ending) {
-    const auto home = static_cast<std::size_t>(to.tensor_dim_of(m).value_or(static_cast<std::int64_t>(widest)));
-    if (shape[home] <= 1) return std::nullopt;
-    dims[home].back().cuts.push_back({static_cast<std::int32_t>(m), from.mesh().shape()[m]});
-    partials[m].reset();
-  }
-  const auto spec = Spec::from_dims(from.meta(), from.mesh(), dims, partials);
-  return spec ? std::optional(*spec) : std::nullopt;
-}
-
 // The mesh dims of more than one rank along which all hold the same.
 std::uint32_t replicated_mask(const Spec& spec) {
   std::uint32_t mask = 0;
@@ -92,6 +73,24 @@ std::uint32_t replicated_mask(const Spec& spec) {
     if (many && !(cut_mask(spec) >> m & 1)) mask |= 1u << m;
   }
   return mask;
+}
+
+// Cut by more mesh dims, inside of everything else: each on the tensor dim that the target has it on, else on the one
+// that is largest on a rank. Where they were Partial that ends. None where something cannot be cut.
+std::optional<Spec> cut_towards(const Spec& from, const Spec& to, const MeshDims& mesh_dims) {
+  const Dims shape = from.local_shape(Dims(static_cast<std::size_t>(from.mesh().ndim())));
+  if (shape.empty()) return std::nullopt;
+  const auto widest = static_cast<std::size_t>(std::max_element(shape.begin(), shape.end()) - shape.begin());
+  DimLayouts dims = from.dims();
+  Partials partials = from.partials();
+  for (std::int64_t m : mesh_dims) {
+    const auto home = static_cast<std::size_t>(to.tensor_dim_of(m).value_or(static_cast<std::int64_t>(widest)));
+    if (shape[home] <= 1) return std::nullopt;
+    dims[home].back().cuts.push_back({static_cast<std::int32_t>(m), from.mesh().shape()[m]});
+    partials[m].reset();
+  }
+  const auto spec = Spec::from_dims(from.meta(), from.mesh(), dims, partials);
+  return spec ? std::optional(*spec) : std::nullopt;
 }
 
 class Planner {
@@ -182,15 +181,22 @@ class Planner {
     }
   }
 
-  // Reduced by one reduce-scatter, with each cut on the tensor dim that the target has it on, and exchanged then: all
-  // that differs goes straight to its place, and a Partial is not sent in all its parts.
+  // Reduced by one reduce-scatter, which replicas share by slicing, and exchanged then: all that differs goes straight
+  // to its place, and a Partial is not sent in all its parts.
   std::optional<Route> reduced_first(const Spec& ready) const {
-    const auto middle = scattered(from_, ready);
+    const MeshDims ending = reduced_dims(from_, ready);
+    if (ending.empty()) return std::nullopt;
+    // Two parts cost as much to reduce as to hand round afterwards.
+    const bool share = size_along(from_.mesh().shape(), ending) > 2 && replicated_mask(from_) != 0;
+    const auto sliced = share ? cut_towards(from_, ready, dims_of(replicated_mask(from_))) : std::optional(from_);
+    const auto middle = sliced ? cut_towards(*sliced, ready, ending) : std::nullopt;
     if (!middle || same_boxes(*middle, ready)) return std::nullopt;
-    Step reduce = direct_step(from_, *middle);
-    reduce.kind = StepKind::kReduceScatter;
-    reduce.mesh_dims = reduced_dims(from_, *middle);
-    Route route{Route::Way::kSteps, {std::move(reduce), direct_step(*middle, ready)}, 0, 0, {}};
+    Route route{Route::Way::kSteps, {}, 0, 0, {}};
+    if (share) route.steps.push_back({StepKind::kSlice, {}, from_, *sliced});
+    route.steps.push_back(direct_step(*sliced, *middle));
+    route.steps.back().kind = StepKind::kReduceScatter;
+    route.steps.back().mesh_dims = ending;
+    route.steps.push_back(direct_step(*middle, ready));
     set_traffic(route.steps.back());
     if (route.steps.back().received.total == 0) return std::nullopt;
     if (!(ready == to_)) route.steps.push_back({StepKind::kEmbed, {}, ready, to_});
