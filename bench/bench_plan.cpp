@@ -32,9 +32,10 @@ double cpu_microseconds() {
 }
 
 // Each asks for the same plans with constants of its own, so that none is found in the cache.
-std::vector<PlanOptions> several_options(std::size_t n) {
+std::vector<PlanOptions> several_options(std::size_t n, const std::vector<LinkLevel>& levels) {
   std::vector<PlanOptions> options(n);
   CostConstants constants;
+  constants.levels = levels;
   for (PlanOptions& each : options) {
     ++constants.link.message_ps;
     each.cost = CostModel(constants);
@@ -44,14 +45,15 @@ std::vector<PlanOptions> several_options(std::size_t n) {
 
 // Every pair of specs (one in `stride` of them): mean and worst of a cold plan in microseconds of CPU time. What looks
 // like a new worst is timed again with other constants, and the least of five counts: the machine is shared.
-void cold_pairs(benchmark::State& state, const Dims& mesh_shape, const Dims& shape, bool partial, std::size_t stride) {
+void cold_pairs(benchmark::State& state, const Dims& mesh_shape, const Dims& shape, bool partial, std::size_t stride,
+                const std::vector<LinkLevel>& levels = {}) {
   const Mesh mesh = Mesh::make(mesh_shape);
   const TensorMeta meta(shape, DType::kF32);
   std::vector<Spec> specs;
   for (const Placements& placements : all_shards(mesh_shape.size(), meta.ndim(), partial)) {
     specs.push_back(Spec::make(meta, mesh, placements));
   }
-  const std::vector<PlanOptions> options = several_options(5);
+  const std::vector<PlanOptions> options = several_options(5, levels);
   double worst = 0;
   double total = 0;
   std::int64_t plans = 0;
@@ -93,6 +95,10 @@ BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x2x8_3d, {2, 4, 2, 8}, {4096, 4096, 64}, f
 BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x2x8_3d_small, {2, 4, 2, 8}, {64, 64, 64}, false, 1)->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x2x8_3d_partial, {2, 4, 2, 8}, {4096, 4096, 64}, true, 7)->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x2x8_3d_partial_small, {2, 4, 2, 8}, {64, 64, 64}, true, 7)->Iterations(1);
+BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x8_2d_nodes, {2, 4, 8}, {16384, 16384}, false, 1, {{8, {500'000, 4'096}}})
+    ->Iterations(1);
+BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x8_2d_nodes_partial, {2, 4, 8}, {16384, 16384}, true, 1, {{8, {500'000, 4'096}}})
+    ->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, ranks_16384_2d, {16, 32, 32}, {262144, 65536}, false, 1)->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, ranks_16384_2d_partial, {16, 32, 32}, {262144, 65536}, true, 1)->Iterations(1);
 

@@ -10,18 +10,23 @@ namespace dtensor {
 namespace {
 
 // The longer it takes, the less is insisted on: after so many expansions each further one drops what could save less
-// than another 1/kPatience of the time; more patience where links differ and all ways may pay.
+// than another 1/kPatience of the time. More of both where links differ: the bound knows only the fastest.
 constexpr std::int64_t kExactExpanded = 32;
 constexpr std::int64_t kPatience = 512;
-constexpr std::int64_t kExactExpandedMixed = 256;
-constexpr std::int64_t kPatienceMixed = 16'384;
+constexpr std::int64_t kMoreWhereLinksDiffer = 4;
+
+// Where cuts may go: only where it must pay, or anywhere, which pays where links differ.
+enum class Moves : std::uint8_t { kFew, kAll };
 
 class Search : SearchSpace {
  public:
-  Search(const Spec& from, const Spec& to, const CostModel& cost, std::int64_t below, std::int64_t memory)
-      : SearchSpace(from, to, cost), below_(below), memory_(memory) {}
+  Search(const Spec& from, const Spec& to, const CostModel& cost, std::int64_t below, std::int64_t memory, Moves moves)
+      : SearchSpace(from, to, cost), below_(below), memory_(memory), wide_(moves == Moves::kAll) {}
 
   using SearchSpace::prepare;
+  bool links_differ() const { return mixed_links_; }
+  // The time of what was found, or what it should have been below.
+  std::int64_t below() const { return below_; }
 
   std::optional<std::vector<Step>> run() {
     if (start_ == goal_ && embedded_ == 0) return std::vector<Step>{};
@@ -32,14 +37,14 @@ class Search : SearchSpace {
     table_.assign(512, 0);
     nodes_.reserve(128);
     reach({start_, 0, 0, source_bytes_, 0, 0, 0, StepKind::kSlice});
-    const std::int64_t exact = mixed_links_ ? kExactExpandedMixed : kExactExpanded;
+    const std::int64_t more = mixed_links_ ? kMoreWhereLinksDiffer : 1;
     for (std::int64_t expanded = 0; !queue_.empty();) {
       const std::uint32_t index = ~queue_.top().second;
       queue_.pop();
       Node& node = nodes_[index];
       if (node.closed) continue;
       node.closed = true;
-      slack_ = scaled(below_, std::max<std::int64_t>(0, expanded - exact), mixed_links_ ? kPatienceMixed : kPatience);
+      slack_ = scaled(below_, std::max<std::int64_t>(0, expanded - more * kExactExpanded), more * kPatience);
       if (node.state == goal_ || node.bound >= below_ - std::min(slack_, below_)) continue;
       expand(index);
       ++expanded;
@@ -211,14 +216,14 @@ class Search : SearchSpace {
 
   // Cuts only go where the goal has them; parking them elsewhere for a while pays only where links differ.
   bool may_park(std::size_t s, int m) const {
-    return mixed_links_ || !(goal_mask_ >> m & 1) || goal(s).has(static_cast<std::uint8_t>(m));
+    return wide_ || !(goal_mask_ >> m & 1) || goal(s).has(static_cast<std::uint8_t>(m));
   }
 
   // Where cuts by these stand in nobody's way: behind a list that has all of the goal's, the one with the most
   // elements. One such place is as good as another.
   std::optional<std::size_t> parking(Mask mask) const {
     std::optional<std::size_t> best;
-    if (mixed_links_) return best;
+    if (wide_) return best;
     const std::int64_t pieces = size_of_group(mask);
     for (std::size_t s = 0; s < lists_.size(); ++s) {
       const CutList& now = list(s);
@@ -395,6 +400,7 @@ class Search : SearchSpace {
   std::int64_t below_;
   std::int64_t slack_ = 0;
   const std::int64_t memory_;
+  const bool wide_;
 
   std::vector<Node> nodes_;
   std::vector<std::uint32_t> table_;  // 1 + index of a node; 0 is empty
@@ -413,9 +419,14 @@ class Search : SearchSpace {
 
 std::optional<std::vector<Step>> search_steps(const Spec& from, const Spec& to, const CostModel& cost,
                                               std::int64_t below, std::int64_t memory) {
-  Search search(from, to, cost, below, memory);
+  Search search(from, to, cost, below, memory, Moves::kFew);
   if (!search.prepare()) return std::nullopt;
-  return search.run();
+  auto found = search.run();
+  if (!search.links_differ()) return found;
+  Search wider(from, to, cost, search.below(), memory, Moves::kAll);
+  wider.prepare();
+  auto better = wider.run();
+  return better ? std::move(better) : std::move(found);
 }
 
 }  // namespace dtensor

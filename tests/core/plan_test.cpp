@@ -194,6 +194,33 @@ TEST(Plan, MeetsTheBoundOn2x4x8) {
   EXPECT_GE(std::exp(greedy / pairs), 6.0);
 }
 
+TEST(Plan, PartialsComeNearTheirBound) {
+  const Mesh mesh = Mesh::make({2, 4, 8});
+  const TensorMeta meta({16'384, 16'384}, DType::kF32);
+  double ratios = 0;
+  double worst = 0;
+  int pairs = 0;
+  for (const Placements& source : sweep::all_placements(3, 2)) {
+    const Spec from = Spec::make(meta, mesh, source);
+    if (!from.has_partial()) continue;
+    for (const Placements& target : sweep::all_placements(3, 2)) {
+      const Spec to = Spec::make(meta, mesh, target);
+      if (why_not(from, to)) continue;
+      const Plan plan = make_plan(from, to);
+      if (plan.received_bound().max == 0) continue;
+      const double ratio = static_cast<double>(plan.received().max) / static_cast<double>(plan.received_bound().max);
+      EXPECT_GE(ratio, 1.0) << plan.to_string();
+      worst = std::max(worst, ratio);
+      ratios += std::log(ratio);
+      ++pairs;
+    }
+  }
+  std::printf("%d pairs with Partials, received volume over the bound, geometric mean (worst): %.3f (%.2f)\n", pairs,
+              std::exp(ratios / pairs), worst);
+  EXPECT_GT(pairs, 1'500);
+  EXPECT_LE(std::exp(ratios / pairs), 1.1);
+}
+
 TEST(Plan, SmallReductionsAreOneAllReduce) {
   const Spec from = Spec::parse("f64[1] @ 2x4x8(a,b,c) : P(sum),P(sum),P(sum)");
   const Plan plan = make_plan(from, Spec::parse("f64[1] @ 2x4x8(a,b,c) : R,R,R"));
