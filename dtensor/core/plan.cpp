@@ -166,7 +166,7 @@ class Planner {
     for (const Route& route : routes) {
       if (fits(route) && (!known || route.time < known->time)) known = &route;
     }
-    const std::int64_t below = known && !key_.explain ? known->time : kForever;
+    const std::int64_t below = known ? known->time : kForever;
     Route sequence = find_sequence(below, key_.memory);
     // What lies between the steps may be large. Beyond source, target and staging it must buy a quarter of the time.
     const std::int64_t modest = source_ + most_bytes(to_) + key_.staging;
@@ -176,9 +176,18 @@ class Planner {
     // Where it is as fast as an exchange the sequence is taken.
     if (found) routes.insert(routes.begin(), std::move(sequence));
     choose_among(std::move(routes));
-    if (!found && best.way == Route::Way::kDirect && rejected.empty()) {
-      rejected.push_back({Route::Way::kSteps, {}, 0, 0, "no sequence of collectives is faster"});
+    if (!found) add_slower_sequence();
+  }
+
+  // For people: the sequence that lost, looked for only now so that what is explained is what is done.
+  void add_slower_sequence() {
+    Route sequence = key_.explain ? find_sequence(kForever, key_.memory) : Route{};
+    if (sequence.way == Route::Way::kNothing || sequence.time < best.time) {
+      sequence = {Route::Way::kSteps, {}, 0, 0, "no sequence of collectives is faster"};
+    } else {
+      refuse(sequence);
     }
+    rejected.insert(rejected.begin(), std::move(sequence));
   }
 
   // Reduced by one reduce-scatter, which replicas share by slicing, and exchanged then: all that differs goes straight

@@ -448,6 +448,23 @@ TEST(Plan, ThreadsPlanSideBySide) {
   for (std::size_t t = 1; t < made.size(); ++t) EXPECT_TRUE(made[t] == made[0]);
 }
 
+TEST(Plan, WhatIsExplainedIsWhatIsDone) {
+  Random random(17);
+  for (int i = 0; i < 500; ++i) {
+    const Mesh mesh = Mesh::make(random.pick(sweep::mesh_shapes(16, 4)));
+    const Dims shape = {std::int64_t{1} << random.below(12), 48, 20};
+    const Spec from = sweep::random_case(random, mesh, shape).spec();
+    const Spec to = sweep::random_case(random, mesh, shape).spec();
+    if (why_not(from, to)) continue;
+    PlanOptions options = random_options(random);
+    const Plan done = make_plan(from, to, options);
+    options.explain = true;
+    const Plan explained = make_plan(from, to, options);
+    ASSERT_EQ(done.time(), explained.time()) << explained.to_string();
+    ASSERT_EQ(kinds_of(done), kinds_of(explained)) << done.to_string() << explained.to_string();
+  }
+}
+
 TEST(Plan, ReadsWell) {
   const auto text = [](const char* from, const char* to) {
     return make_plan(Spec::parse(from), Spec::parse(to), {.explain = true}).to_string();
