@@ -166,14 +166,14 @@ class Planner {
     for (const Route& route : routes) {
       if (fits(route) && (!known || route.time < known->time)) known = &route;
     }
-    const std::int64_t below = known ? known->time : kForever;
+    // Where it is as fast as an exchange the sequence is taken: the same bytes by known collectives.
+    const std::int64_t below = known ? saturating_add(known->time, 1) : kForever;
     Route sequence = find_sequence(below, key_.memory);
     // What lies between the steps may be large. Beyond source, target and staging it must buy a quarter of the time.
     const std::int64_t modest = source_ + most_bytes(to_) + key_.staging;
     const bool lavish = sequence.way != Route::Way::kNothing && between(sequence) > modest;
     if (lavish && known && sequence.time > scaled(known->time, 3, 4)) sequence = find_sequence(below, modest);
     const bool found = sequence.way != Route::Way::kNothing;
-    // Where it is as fast as an exchange the sequence is taken.
     if (found) routes.insert(routes.begin(), std::move(sequence));
     choose_among(std::move(routes));
     if (!found) add_slower_sequence();

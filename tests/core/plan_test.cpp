@@ -347,6 +347,12 @@ TEST(Plan, AnotherArrangementOfTheSameRanksIsNoCrossing) {
       << whole.to_string();
 }
 
+TEST(Plan, TiesGoToCollectives) {
+  const Plan plan =
+      make_plan(Spec::parse("f32[8,8] @ 2x2(a,b) : P(sum),R"), Spec::parse("f32[8,8] @ 2x2(a,b) : S(0),R"));
+  EXPECT_EQ(kinds_of(plan), (std::vector{StepKind::kReduceScatter})) << plan.to_string();
+}
+
 TEST(Plan, RowsGoInPairs) {
   // Two stages of 2x4 and 2x2 ranks; row i of the one's tp goes to row i of the other's.
   const Mesh first = Mesh::make({2, 4}, {"dp", "tp"});
