@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "dtensor/core/coordinates.h"
 #include "dtensor/core/hash.h"
 #include "dtensor/core/plan_impl.h"
 #include "dtensor/core/text.h"
@@ -11,8 +12,8 @@ namespace {
 
 constexpr std::int64_t kLeastStaging = 64 << 10;
 
-InternTable<PlanKey, PlanData>& plan_table() {
-  static auto* table = new InternTable<PlanKey, PlanData>(16'384);  // never destroyed: handles may outlive main
+InternTable<PlanDraft, PlanData>& plan_table() {
+  static auto* table = new InternTable<PlanDraft, PlanData>(16'384);  // never destroyed: handles may outlive main
   return *table;
 }
 
@@ -28,20 +29,68 @@ Spec before_embedding(const Spec& from, const Spec& to) {
   return embeds ? expect_spec(Spec::from_dims(to.meta(), to.mesh(), to.dims(), partials), "plan") : to;
 }
 
+// Without any Partial: what a spec is once all is reduced, or before it is embedded.
+Spec without_partials(const Spec& spec) {
+  if (!spec.has_partial()) return spec;
+  return expect_spec(Spec::from_dims(spec.meta(), spec.mesh(), spec.dims(), Partials(spec.partials().size())), "plan");
+}
+
+// A spec without Partials, cut by more mesh dims inside of everything else, along one tensor dim.
+Spec cut_further(const Spec& spec, std::uint32_t mask, std::size_t tensor_dim) {
+  DimLayouts dims = spec.dims();
+  for (std::int64_t m : dims_of(mask)) {
+    dims[tensor_dim].back().cuts.push_back({static_cast<std::int32_t>(m), spec.mesh().shape()[m]});
+  }
+  return expect_spec(Spec::from_dims(spec.meta(), spec.mesh(), dims, spec.partials()), "plan");
+}
+
 // Everything reduced, and cut by the mesh dims that were Partial, on the tensor dim that is largest on a rank: the
 // fewest bytes that a Partial can leave its mesh with.
 Spec reduced_and_cut(const Spec& from) {
   const Dims shape = from.local_shape(Dims(static_cast<std::size_t>(from.mesh().ndim())));
-  DimLayouts dims = from.dims();
-  if (!shape.empty()) {
-    const auto widest = static_cast<std::size_t>(std::max_element(shape.begin(), shape.end()) - shape.begin());
-    for (std::int64_t m = 0; m < from.mesh().ndim() && shape[widest] > 1; ++m) {
-      if (from.partials()[m]) {
-        dims[widest].back().cuts.push_back({static_cast<std::int32_t>(m), from.mesh().shape()[m]});
-      }
-    }
+  const auto widest = std::max_element(shape.begin(), shape.end());
+  std::uint32_t mask = 0;
+  for (std::int64_t m = 0; m < from.mesh().ndim(); ++m) mask |= from.partials()[m] ? 1u << m : 0;
+  const Spec whole = without_partials(from);
+  if (shape.empty() || *widest <= 1) return whole;
+  return cut_further(whole, mask, static_cast<std::size_t>(widest - shape.begin()));
+}
+
+// The mesh dims whose Partial ends.
+MeshDims reduced_dims(const Spec& from, const Spec& to) {
+  MeshDims dims;
+  for (std::int64_t m = 0; m < from.mesh().ndim(); ++m) {
+    if (from.mesh().shape()[m] > 1 && from.partials()[m] && !to.partials()[m]) dims.push_back(m);
   }
-  return expect_spec(Spec::from_dims(from.meta(), from.mesh(), dims, Partials(from.partials().size())), "plan");
+  return dims;
+}
+
+// The mesh dims of more than one rank along which all hold the same.
+std::uint32_t replicated_mask(const Spec& spec) {
+  std::uint32_t mask = 0;
+  for (std::int64_t m = 0; m < spec.mesh().ndim(); ++m) {
+    const bool many = spec.mesh().shape()[m] > 1 && !spec.partials()[m];
+    if (many && !(cut_mask(spec) >> m & 1)) mask |= 1u << m;
+  }
+  return mask;
+}
+
+// Cut by more mesh dims, inside of everything else: each on the tensor dim that the target has it on, else on the one
+// that is largest on a rank. Where they were Partial that ends. None where something cannot be cut.
+std::optional<Spec> cut_towards(const Spec& from, const Spec& to, const MeshDims& mesh_dims) {
+  const Dims shape = from.local_shape(Dims(static_cast<std::size_t>(from.mesh().ndim())));
+  if (shape.empty()) return std::nullopt;
+  const auto widest = static_cast<std::size_t>(std::max_element(shape.begin(), shape.end()) - shape.begin());
+  DimLayouts dims = from.dims();
+  Partials partials = from.partials();
+  for (std::int64_t m : mesh_dims) {
+    const auto home = static_cast<std::size_t>(to.tensor_dim_of(m).value_or(static_cast<std::int64_t>(widest)));
+    if (shape[home] <= 1) return std::nullopt;
+    dims[home].back().cuts.push_back({static_cast<std::int32_t>(m), from.mesh().shape()[m]});
+    partials[m].reset();
+  }
+  const auto spec = Spec::from_dims(from.meta(), from.mesh(), dims, partials);
+  return spec ? std::optional(*spec) : std::nullopt;
 }
 
 class Planner {
@@ -51,7 +100,6 @@ class Planner {
   Route best;
   std::vector<Route> rejected;
   Volume bound;
-  bool exact = true;
 
   void plan() {
     if (from_.mesh() == to_.mesh()) {
@@ -71,11 +119,7 @@ class Planner {
     for (std::size_t i = 0; i < route.steps.size(); ++i) {
       Step& step = route.steps[i];
       if (step.messages == 0) set_traffic(step);
-      std::int64_t live = source_ + most_bytes(step.after);
-      // A slice that another step follows is read in place, and an embedding works in place.
-      const bool in_place = i > 0 && route.steps[i - 1].kind == StepKind::kSlice;
-      if (i > 0 && step.kind != StepKind::kEmbed && !in_place) live += most_bytes(step.before);
-      if (step.kind == StepKind::kSlice && i + 1 < route.steps.size()) live = source_;
+      const std::int64_t live = live_bytes(route.steps, i);
       std::int64_t needed = step.received.max;
       if (step.kind == StepKind::kAllReduce)
         needed = most_bytes(step.before);
@@ -103,11 +147,11 @@ class Planner {
       return;
     }
     const Spec ready = before_embedding(from_, to_);
-    Route direct{Route::Way::kDirect, {direct_step(from_, ready, key_.cost)}, 0, 0, {}};
+    Route direct{Route::Way::kDirect, {direct_step(from_, ready)}, 0, 0, {}};
     Step& exchange = direct.steps[0];
-    exact = all_counted(from_, ready);
+    set_traffic(exchange);
     bound = bound_on_one_mesh(exchange);
-    if (exchange.received.total == 0 && exact && !exchange.op) {
+    if (exchange.received.total == 0 && exchange.exact && !exchange.op) {
       exchange.kind = StepKind::kSlice;
       exchange.mesh_dims.clear();
       exchange.messages = 0;
@@ -116,22 +160,73 @@ class Planner {
     }
     if (!(ready == to_)) direct.steps.push_back({StepKind::kEmbed, {}, direct.steps.empty() ? from_ : ready, to_});
     settle(direct);
-    const bool direct_fits = fits(direct);
-    const std::int64_t below = direct_fits && !key_.explain ? direct.time : kForever;
+    std::vector<Route> routes = {std::move(direct)};
+    if (auto reduced = reduced_first(ready)) routes.push_back(std::move(*reduced));
+    const Route* known = nullptr;
+    for (const Route& route : routes) {
+      if (fits(route) && (!known || route.time < known->time)) known = &route;
+    }
+    // Where it is as fast as an exchange the sequence is taken: the same bytes by known collectives.
+    const std::int64_t below = known ? saturating_add(known->time, 1) : kForever;
+    Route sequence = find_sequence(below, key_.memory);
     // What lies between the steps may be large. Beyond source, target and staging it must buy a quarter of the time.
     const std::int64_t modest = source_ + most_bytes(to_) + key_.staging;
-    const bool limited = key_.memory >= 0 && key_.memory <= modest;
-    Route sequence = find_sequence(below, limited ? key_.memory : modest);
-    // Two whole tensors are the most that can lie between: where those fit, the limit has changed nothing.
-    const bool small = saturating_add(source_, scaled(from_.meta().nbytes(), 2, 1)) <= modest;
-    if (!limited && !small) {
-      const bool found = sequence.way != Route::Way::kNothing;
-      std::int64_t faster = direct_fits ? scaled(direct.time, 3, 4) : kForever;
-      if (found) faster = std::min(faster, sequence.time);
-      Route lavish = find_sequence(faster, key_.memory);
-      if (lavish.way != Route::Way::kNothing) sequence = std::move(lavish);
+    const bool lavish = sequence.way != Route::Way::kNothing && between(sequence) > modest;
+    if (lavish && known && sequence.time > scaled(known->time, 3, 4)) sequence = find_sequence(below, modest);
+    const bool found = sequence.way != Route::Way::kNothing;
+    if (found) routes.insert(routes.begin(), std::move(sequence));
+    choose_among(std::move(routes));
+    if (!found) add_slower_sequence();
+  }
+
+  // For people: the sequence that lost, looked for only now so that what is explained is what is done.
+  void add_slower_sequence() {
+    Route sequence = key_.explain ? find_sequence(kForever, key_.memory) : Route{};
+    if (sequence.way == Route::Way::kNothing || sequence.time < best.time) {
+      sequence = {Route::Way::kSteps, {}, 0, 0, "no sequence of collectives is faster"};
+    } else {
+      refuse(sequence);
     }
-    choose(std::move(direct), std::move(sequence));
+    rejected.insert(rejected.begin(), std::move(sequence));
+  }
+
+  // Reduced by one reduce-scatter, which replicas share by slicing, and exchanged then: all that differs goes straight
+  // to its place, and a Partial is not sent in all its parts.
+  std::optional<Route> reduced_first(const Spec& ready) const {
+    const MeshDims ending = reduced_dims(from_, ready);
+    if (ending.empty()) return std::nullopt;
+    // Two parts cost as much to reduce as to hand round afterwards.
+    const bool share = size_along(from_.mesh().shape(), ending) > 2 && replicated_mask(from_) != 0;
+    const auto sliced = share ? cut_towards(from_, ready, dims_of(replicated_mask(from_))) : std::optional(from_);
+    const auto middle = sliced ? cut_towards(*sliced, ready, ending) : std::nullopt;
+    if (!middle || same_boxes(*middle, ready)) return std::nullopt;
+    Route route{Route::Way::kSteps, {}, 0, 0, {}};
+    if (share) route.steps.push_back({StepKind::kSlice, {}, from_, *sliced});
+    route.steps.push_back(direct_step(*sliced, *middle));
+    route.steps.back().kind = StepKind::kReduceScatter;
+    route.steps.back().mesh_dims = ending;
+    route.steps.push_back(direct_step(*middle, ready));
+    set_traffic(route.steps.back());
+    if (route.steps.back().received.total == 0) return std::nullopt;
+    if (!(ready == to_)) route.steps.push_back({StepKind::kEmbed, {}, ready, to_});
+    settle(route);
+    return route;
+  }
+
+  // The most that lies on a rank between steps, without staging.
+  std::int64_t between(const Route& route) const {
+    std::int64_t most = 0;
+    for (std::size_t i = 0; i < route.steps.size(); ++i) most = std::max(most, live_bytes(route.steps, i));
+    return most;
+  }
+
+  // Source, before and after of a step. A slice that another step follows is read in place, and an embedding works in
+  // place.
+  std::int64_t live_bytes(const std::vector<Step>& steps, std::size_t i) const {
+    const Step& step = steps[i];
+    if (step.kind == StepKind::kSlice && i + 1 < steps.size()) return source_;
+    const bool in_place = i == 0 || steps[i - 1].kind == StepKind::kSlice || step.kind == StepKind::kEmbed;
+    return source_ + most_bytes(step.after) + (in_place ? 0 : most_bytes(step.before));
   }
 
   // Without steps when there is no sequence below this time and memory.
@@ -143,22 +238,10 @@ class Planner {
     return route;
   }
 
-  // The faster one that fits; the sequence when they are equal.
-  void choose(Route direct, Route sequence) {
-    const bool found = sequence.way != Route::Way::kNothing;
-    const bool sequence_wins = found && fits(sequence) && (!fits(direct) || sequence.time <= direct.time);
-    if (!sequence_wins && !fits(direct)) refuse_memory(direct);
-    Route& loser = sequence_wins ? direct : sequence;
-    best = std::move(sequence_wins ? sequence : direct);
-    if (!sequence_wins && !found) {
-      loser.way = Route::Way::kSteps;
-      loser.refused = "no sequence of collectives is faster";
-    } else if (!fits(loser)) {
-      loser.refused = "needs " + bytes_text(loser.peak) + " of memory, more than " + bytes_text(key_.memory);
-    } else {
-      loser.refused = "slower: " + time_text(loser.time);
-    }
-    rejected.push_back(std::move(loser));
+  void refuse(Route& loser) const {
+    loser.refused = fits(loser)
+                        ? "slower: " + time_text(loser.time)
+                        : "needs " + bytes_text(loser.peak) + " of memory, more than " + bytes_text(key_.memory);
   }
 
   [[noreturn]] void refuse_memory(const Route& least) const {
@@ -186,39 +269,94 @@ class Planner {
 
   // ---- two meshes
 
+  // On the source's mesh what is Partial is reduced; then everything crosses once, to where it is wanted or to one of
+  // the replicas that want it, which hand it round within the target's mesh.
   void plan_across() {
     std::vector<Step> first;
     Spec middle = from_;
     if (from_.has_partial()) {
       middle = reduced_and_cut(from_);
-      first = to_middle(middle);
+      first = collectives(from_, middle);
       if (first.empty()) middle = from_;  // Partial on mesh dims of size 1 alone
     }
-    const Step direct = direct_step(middle, to_, key_.cost);
-    bound = direct.received;
-    Route exchange{Route::Way::kDirect, first, 0, 0, {}};
-    exchange.steps.push_back(direct);
-    exact = all_counted(middle, to_);
-    if (direct.received.total == 0 && exact) {
-      exchange.steps.back().kind = StepKind::kSlice;
-      exchange.way = Route::Way::kSteps;
+    const Spec ready = without_partials(to_);
+    std::vector<Route> routes = {crossing(first, StepKind::kExchange, middle, ready)};
+    bound = bound_across(routes[0].steps[first.size()], ready);
+    if (routes[0].way == Route::Way::kDirect) {
+      const StepRoles roles = roles_of(routes[0].steps[first.size()]);
+      if (roles.num_takers > roles.num_holders) {
+        routes.push_back(crossing(first, StepKind::kBroadcast, middle, ready));
+      }
+      const std::uint32_t replicas = replicated_mask(ready);
+      for (std::size_t d = 0; d < ready.dims().size() && replicas != 0; ++d) {
+        if (ready.local_shape(Dims(static_cast<std::size_t>(ready.mesh().ndim())))[d] <= 1) continue;
+        routes.push_back(crossing(first, StepKind::kExchange, middle, cut_further(ready, replicas, d)));
+      }
     }
-    settle(exchange);
-    const StepRoles roles = roles_of(direct);
-    if (roles.num_takers <= roles.num_holders || exchange.way == Route::Way::kSteps) {
-      if (!fits(exchange)) refuse_memory(exchange);
-      best = std::move(exchange);
-      return;
-    }
-    Route broadcast{Route::Way::kBroadcast, first, 0, 0, {}};
-    broadcast.steps.push_back({StepKind::kBroadcast, {}, middle, to_});
-    settle(broadcast);
-    choose(std::move(exchange), std::move(broadcast));
+    choose_among(std::move(routes));
   }
 
-  std::vector<Step> to_middle(const Spec& middle) const {
-    if (auto steps = search_steps(from_, middle, key_.cost, kForever, key_.memory)) return std::move(*steps);
-    return {direct_step(from_, middle, key_.cost)};
+  // To `landing` on the other mesh, and from there to the target.
+  Route crossing(const std::vector<Step>& first, StepKind kind, const Spec& middle, const Spec& landing) const {
+    Route route{kind == StepKind::kBroadcast ? Route::Way::kBroadcast : Route::Way::kDirect, first, 0, 0, {}};
+    Step step = direct_step(middle, landing);
+    step.kind = kind;
+    set_traffic(step);
+    if (step.received.total == 0 && step.exact) {
+      step.kind = StepKind::kSlice;
+      route.way = Route::Way::kSteps;
+    }
+    route.steps.push_back(step);
+    const Spec ready = without_partials(to_);
+    if (!(landing == ready)) {
+      route.way = Route::Way::kSteps;
+      for (Step& last : collectives(landing, ready)) route.steps.push_back(std::move(last));
+    }
+    if (!(ready == to_)) route.steps.push_back({StepKind::kEmbed, {}, ready, to_});
+    settle(route);
+    return route;
+  }
+
+  std::vector<Step> collectives(const Spec& from, const Spec& to) const {
+    if (auto steps = search_steps(from, to, key_.cost, kForever, key_.memory)) return std::move(*steps);
+    return {direct_step(from, to)};
+  }
+
+  // The fastest that fits; of the others the best of each way is kept.
+  void choose_among(std::vector<Route> routes) {
+    std::stable_sort(routes.begin(), routes.end(),
+                     [&](const Route& a, const Route& b) { return fits(a) != fits(b) ? fits(a) : a.time < b.time; });
+    if (!fits(routes[0])) {
+      refuse_memory(*std::min_element(routes.begin(), routes.end(),
+                                      [](const Route& a, const Route& b) { return a.peak < b.peak; }));
+    }
+    best = std::move(routes[0]);
+    std::uint32_t seen = 1u << static_cast<unsigned>(best.way);
+    for (std::size_t i = 1; i < routes.size(); ++i) {
+      const std::uint32_t way = 1u << static_cast<unsigned>(routes[i].way);
+      if (seen & way) continue;
+      seen |= way;
+      refuse(routes[i]);
+      rejected.push_back(std::move(routes[i]));
+    }
+  }
+
+  // Of the bytes that a mesh's ranks must receive from outside or from each other. What is finished nowhere is lacking
+  // everywhere, and its k parts take k-1 receives to meet, one of them at a rank that wants it.
+  Volume bound_across(const Step& direct, const Spec& ready) const {
+    std::int64_t parts = 1;
+    for (std::int64_t m = 0; m < from_.mesh().ndim(); ++m) {
+      if (from_.partials()[m]) parts *= from_.mesh().shape()[m];
+    }
+    if (parts == 1) return direct.received;
+    const std::int64_t all = scaled(from_.meta().nbytes(), replicas_of(ready), 1);
+    return {most_bytes(ready), saturating_add(all, scaled(from_.meta().nbytes(), parts - 2, 1))};
+  }
+
+  static std::int64_t replicas_of(const Spec& spec) {
+    std::int64_t replicas = 1;
+    for (std::int64_t m : dims_of(replicated_mask(spec))) replicas *= spec.mesh().shape()[m];
+    return replicas;
   }
 
   const PlanKey& key_;
@@ -240,6 +378,24 @@ std::optional<std::string> partial_reason(const Spec& from, const Spec& to) {
   return std::nullopt;
 }
 
+// Rows of two meshes go in pairs, and what is planned for the first pair must hold for all: a rank that is in both
+// meshes is in the same row of both, and at the same two coordinates in every row.
+std::optional<std::string> rows_reason(const Mesh& from, const Mesh& to) {
+  if (from.rows() != to.rows()) return "between two meshes, rows go in pairs, and these have different numbers of them";
+  if (from.rows() == 1) return std::nullopt;
+  Dims at(static_cast<std::size_t>(to.ndim()));
+  const MeshDims all = dims_of((1u << to.ndim()) - 1);
+  do {
+    const auto there = from.coordinate(to.rank_at(at));
+    for (std::int64_t row = 0; row < to.rows(); ++row) {
+      const std::int64_t rank = to.rank_at(at, row);
+      const bool paired = from.coordinate(rank) == there && (!there || from.row_of(rank) == row);
+      if (!paired) return "between two meshes, rows go in pairs, and these do not overlap alike in all of them";
+    }
+  } while (next_coordinate(at, to.shape(), all));
+  return std::nullopt;
+}
+
 }  // namespace
 
 bool is_local(StepKind kind) { return kind == StepKind::kSlice || kind == StepKind::kEmbed; }
@@ -248,13 +404,7 @@ std::optional<std::string> why_not(const Spec& from, const Spec& to) {
   if (!(from.meta().shape() == to.meta().shape())) return "the tensors have different shapes";
   if (from.meta().dtype() != to.meta().dtype()) return "the tensors have different types";
   if (from.mesh() == to.mesh()) return partial_reason(from, to);
-  if (from.mesh().rows() != 1 || to.mesh().rows() != 1) {
-    return "between two meshes, each must be one row of ranks";
-  }
-  for (std::int64_t m = 0; m < to.mesh().ndim(); ++m) {
-    if (to.partials()[m] && to.mesh().shape()[m] > 1) return "a Partial target on another mesh";
-  }
-  return std::nullopt;
+  return rows_reason(from.mesh(), to.mesh());
 }
 
 std::size_t PlanKey::hash() const {
@@ -274,8 +424,10 @@ PlanData::PlanData(const PlanKey& key) : key_(key) {
   rejected_ = std::move(planner.rejected);
   received_bound_ = planner.bound;
   memory_bound_ = most_bytes(key.from) + most_bytes(key.to);
-  exact_ = planner.exact;
+  for (const Step& step : route_.steps) exact_ = exact_ && step.exact;
 }
+
+PlanData::PlanData(const PlanDraft& draft) : PlanData(std::move(draft.made)) {}
 
 Plan make_plan(const Spec& from, const Spec& to, const PlanOptions& options) {
   const PlanKey key{from, to, options.cost, options.memory.value_or(-1), options.staging, options.explain};
@@ -293,7 +445,9 @@ Plan make_plan(const Spec& from, const Spec& to, const PlanOptions& options) {
                           .got = std::to_string(options.memory.value_or(key.staging)),
                           .expected = "bytes of memory and of staging"});
   }
-  return Plan(plan_table().intern(key, hash));
+  // Without the table's lock: threads plan side by side, and the first to finish a plan is the one that is kept.
+  PlanData made(key);
+  return Plan(plan_table().intern(PlanDraft{made}, hash));
 }
 
 InternStats plan_cache_stats() { return plan_table().stats(); }

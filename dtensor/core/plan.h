@@ -49,8 +49,11 @@ struct Step {
   std::optional<ReduceOp> op = {};
   std::int64_t divisor = 1;
   Volume received = {};
-  Volume sent = {};           // max: no rank sends more
-  std::int64_t messages = 0;  // about how many the busiest rank sends or receives
+  // max: no rank sends more; exactly so on one mesh, unless several replicas hold a piece and either parts are reduced,
+  // or the takers do not share evenly in the holders while some mesh dim cuts both before and after.
+  Volume sent = {};
+  std::int64_t messages = 0;  // how many the rank that receives most sends or receives; about, where cuts are virtual
+  bool exact = true;          // are these counted over all ranks? Else they stand for a sample
   std::int64_t chunks = 1;    // packed and sent in so many parts, to keep the staging memory small
   std::int64_t staging = 0;   // bytes of buffers next to the local tensors
   std::int64_t time = 0;      // picoseconds
@@ -103,10 +106,14 @@ struct PlanKey {
   friend bool operator==(const PlanKey&, const PlanKey&) = default;
 };
 
+struct PlanDraft;
+
 class PlanData {
  public:
   // Makes the plan; throws what make_plan throws.
   explicit PlanData(const PlanKey& key);
+  // Takes what was made outside of the table's lock.
+  explicit PlanData(const PlanDraft& draft);
   const PlanKey& key() const noexcept { return key_; }
 
  private:
@@ -152,15 +159,19 @@ class Plan {
 
 // The cheapest way from one spec to the other, on one mesh or across two, among sequences of collectives and the direct
 // exchange. Kept in a bounded, thread-safe cache; a look-up costs about 0.1 us.
-// Errors: different shapes or types, a Partial target where the source is not Replicate or equally Partial, sub-meshes
-// of several rows as two ends, a memory limit below what is possible.
+// Across two meshes every rank of either plays the steps of its own mesh and the crossing; rows of sub-meshes go in
+// pairs, so that a peer's rank is rank_at(peer, my row). A Partial on the other mesh is filled in by its first index.
+// Errors: different shapes or types, on one mesh a Partial target where the source is not Replicate or equally Partial,
+// sub-meshes whose rows do not pair up, a memory limit below what is possible.
 Plan make_plan(const Spec& from, const Spec& to, const PlanOptions& options = {});
 // Is there a way? The reason why not otherwise.
 std::optional<std::string> why_not(const Spec& from, const Spec& to);
 InternStats plan_cache_stats();
 
-// The bytes of a step, counted over all ranks (over a sample when there are more than kMostCounted).
+// The bytes of a step, counted over all ranks that hold something else; over a sample when there are more than
+// kMostCounted of them, or kMostCountedSets where a rank holds more than one interval of a tensor dim.
 inline constexpr std::int64_t kMostCounted = 2048;
+inline constexpr std::int64_t kMostCountedSets = 128;
 struct Traffic {
   Volume received;
   Volume sent;

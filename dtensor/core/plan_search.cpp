@@ -1,300 +1,90 @@
 // The cheapest sequence of collectives, as a shortest path. A state is what a spec says, in a few words: which mesh
 // dims are Partial, and for each factor its list of cuts; gathering or moving a cut that others lie inside of leaves a
-// virtual one in its place. A* over a flat table; the bytes that the fullest rank still lacks are the bound.
+// virtual one in its place. A* over a flat table, below the time of the direct exchange.
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <queue>
 
-#include "dtensor/core/plan_impl.h"
+#include "dtensor/core/plan_space.h"
 
 namespace dtensor {
 namespace {
 
-constexpr std::size_t kMostSlots = 6;
-constexpr std::size_t kMostEntries = 8;
-// After so many expansions the best way known so far is taken; more where links differ and all ways may pay.
-constexpr std::size_t kMostExpanded = 200;
-constexpr std::size_t kMostExpandedMixed = 2'000;
-constexpr std::uint8_t kFirstVirtual = 16;  // entries below are mesh dims, those from here on index virtual counts
+// The longer it takes, the less is insisted on: after so many expansions each further one drops what could save less
+// than another 1/kPatience of the time. More of both where links differ: the bound knows only the fastest.
+constexpr std::int64_t kExactExpanded = 32;
+constexpr std::int64_t kPatience = 512;
+constexpr std::int64_t kMoreWhereLinksDiffer = 4;
 
-using Mask = std::uint32_t;
+// Where cuts may go: only where it must pay, or anywhere, which pays where links differ.
+enum class Moves : std::uint8_t { kFew, kAll };
 
-// A list of cuts, outermost first, one byte each: 1 + the entry, so that 0 is the end.
-class Entries {
+class Search : SearchSpace {
  public:
-  std::size_t size() const { return static_cast<std::size_t>(71 - std::countl_zero(word_)) / 8; }
-  bool full() const { return size() == kMostEntries; }
-  std::uint8_t operator[](std::size_t i) const { return static_cast<std::uint8_t>((word_ >> 8 * i & 0xff) - 1); }
-  void set(std::size_t i, std::uint8_t entry) {
-    word_ = (word_ & ~(std::uint64_t{0xff} << 8 * i)) | std::uint64_t{entry + 1u} << 8 * i;
-  }
-  void push(std::uint8_t entry) { set(size(), entry); }
-  void cut_off_virtuals() {
-    for (std::size_t n = size(); n > 0 && (*this)[n - 1] >= kFirstVirtual; --n) {
-      word_ &= ~(std::uint64_t{0xff} << 8 * (n - 1));
-    }
-  }
-  bool has(std::uint8_t entry) const {
-    for (std::size_t i = 0; i < size(); ++i) {
-      if ((*this)[i] == entry) return true;
-    }
-    return false;
-  }
-  // Is this list the beginning of the other?
-  bool begins(const Entries& other) const {
-    const std::size_t n = size();
-    return n == kMostEntries ? word_ == other.word_ : (other.word_ & ((std::uint64_t{1} << 8 * n) - 1)) == word_;
-  }
-  std::uint64_t word() const { return word_; }
-  friend bool operator==(const Entries&, const Entries&) = default;
+  Search(const Spec& from, const Spec& to, const CostModel& cost, std::int64_t below, std::int64_t memory, Moves moves)
+      : SearchSpace(from, to, cost), below_(below), memory_(memory), wide_(moves == Moves::kAll) {}
 
- private:
-  std::uint64_t word_ = 0;
-};
-
-struct State {
-  std::uint64_t partial = 0;
-  std::array<Entries, kMostSlots> slots;
-  friend bool operator==(const State&, const State&) = default;
-  std::size_t hash() const {
-    std::uint64_t value = partial;
-    for (const Entries& list : slots) value = (value ^ list.word()) * 0x9E3779B97F4A7C15ull ^ value >> 31;
-    return static_cast<std::size_t>(value ^ value >> 32);
-  }
-};
-
-// A factor that both specs cut, possibly differently.
-struct Slot {
-  std::size_t dim;
-  std::int64_t size;
-};
-
-struct Node {
-  State state;
-  std::int64_t cost;
-  std::int64_t bytes;  // on the fullest rank
-  std::uint32_t parent;
-  StepKind kind;
-  Mask mask;
-  bool closed = false;
-};
-
-// [f : C][g : E] as one list, C then virtual(what is left of f) then E; only where C cuts f evenly.
-std::optional<Factor> as_one_factor(const DimLayout& dim) {
-  Factor result{size_of(dim), {}};
-  for (std::size_t f = 0; f < dim.size(); ++f) {
-    std::int64_t piece = dim[f].size;
-    for (const Cut& cut : dim[f].cuts) {
-      if (f + 1 < dim.size() && piece % cut.count != 0) return std::nullopt;
-      result.cuts.push_back(cut);
-      piece = ceil_div(piece, cut.count);
-    }
-    if (f + 1 == dim.size()) return result;
-    if (piece > 1) result.cuts.push_back({Cut::kVirtual, piece});
-  }
-  return result;
-}
-
-class Search {
- public:
-  Search(const Spec& from, const Spec& to, const CostModel& cost, std::int64_t below, std::int64_t memory)
-      : from_(from), to_(to), cost_(cost), below_(below), memory_(memory), mesh_ndim_(from.mesh().ndim()) {}
-
-  // False when the two specs do not fit the states.
-  bool prepare() {
-    if (mesh_ndim_ > kFirstVirtual) return false;
-    for (std::size_t d = 0; d < from_.dims().size(); ++d) {
-      if (!add_slots(d)) return false;
-    }
-    element_ = element_size(from_.meta().dtype());
-    for (std::int64_t m = 0; m < mesh_ndim_; ++m) {
-      const std::int64_t size = from_.mesh().shape()[m];
-      sizes_.push_back(size);
-      links_.push_back(cost_.link_of(from_.mesh(), m));
-      rounds_.push_back(CostModel::group(std::span(&links_.back(), 1), std::span(&size, 1)).rounds_ps);
-      if (size == 1) continue;
-      active_ |= 1u << m;
-      if (from_.partials()[m]) start_.partial |= 1u << m;
-      if (to_.partials()[m]) goal_.partial |= 1u << m;
-      fastest_ = std::min(fastest_, links_.back().kib_ps);
-      mixed_links_ = mixed_links_ || !(links_.back() == links_[std::countr_zero(active_)]);
-    }
-    goal_mask_ = cuts_of(goal_);
-    return true;
-  }
-
-  bool at_goal() const { return start_ == goal_; }
+  using SearchSpace::prepare;
+  bool links_differ() const { return mixed_links_; }
+  // The time of what was found, or what it should have been below.
+  std::int64_t below() const { return below_; }
 
   std::optional<std::vector<Step>> run() {
+    if (start_ == goal_ && embedded_ == 0) return std::vector<Step>{};
     groups_.resize(std::size_t{1} << std::min<std::int64_t>(mesh_ndim_, 6));
-    target_bytes_ = bytes_of(goal_);
     source_bytes_ = bytes_of(start_);
-    table_.assign(1024, 0);
-    nodes_.reserve(256);
-    reach(start_, source_bytes_, 0, 0, StepKind::kSlice, 0);
-    std::size_t expanded = 0;
-    while (!queue_.empty() && expanded < (mixed_links_ ? kMostExpandedMixed : kMostExpanded)) {
-      const std::uint32_t index = queue_.top().second;
+    target_bytes_ = bytes_of(goal_);
+    prepare_bound();
+    table_.assign(512, 0);
+    nodes_.reserve(128);
+    reach({start_, 0, 0, source_bytes_, 0, 0, 0, StepKind::kSlice});
+    const std::int64_t more = mixed_links_ ? kMoreWhereLinksDiffer : 1;
+    for (std::int64_t expanded = 0; !queue_.empty();) {
+      const std::uint32_t index = ~queue_.top().second;
       queue_.pop();
-      if (nodes_[index].closed) continue;
-      nodes_[index].closed = true;
-      if (nodes_[index].state == goal_) return trace(index);
+      Node& node = nodes_[index];
+      if (node.closed) continue;
+      node.closed = true;
+      slack_ = scaled(below_, std::max<std::int64_t>(0, expanded - more * kExactExpanded), more * kPatience);
+      if (node.state == goal_ || node.bound >= below_ - std::min(slack_, below_)) continue;
       expand(index);
       ++expanded;
     }
     for (std::uint32_t i = 1; i < nodes_.size(); ++i) {
-      if (nodes_[i].state == goal_) return trace(i);
+      if (nodes_[i].state == goal_) return steps_of(path_to(i));
     }
+    if (start_ == goal_) return steps_of({nodes_[0]});
     return std::nullopt;
   }
 
  private:
-  // The factors of a tensor dim as slots: as they are when both specs have the same ones, else as one.
-  bool add_slots(std::size_t d) {
-    const DimLayout& a = from_.dims()[d];
-    const DimLayout& b = to_.dims()[d];
-    const bool same = a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(),
-                                                         [](const auto& x, const auto& y) { return x.size == y.size; });
-    if (same) {
-      for (std::size_t f = 0; f < a.size(); ++f) {
-        if (!add_slot(d, a[f], b[f])) return false;
-      }
-      return true;
-    }
-    const auto one = as_one_factor(a);
-    const auto other = as_one_factor(b);
-    return one && other && add_slot(d, *one, *other);
-  }
-
-  bool add_slot(std::size_t d, const Factor& a, const Factor& b) {
-    if (slots_.size() == kMostSlots || a.cuts.size() > kMostEntries || b.cuts.size() > kMostEntries) return false;
-    slots_.push_back({d, a.size});
-    const auto read = [&](const Factor& factor, Entries& out) {
-      for (const Cut& cut : factor.cuts) {
-        if (!cut.is_virtual() && cut.count == 1) continue;
-        out.push(cut.is_virtual() ? virtual_entry(cut.count) : static_cast<std::uint8_t>(cut.mesh_dim));
-      }
-      out.cut_off_virtuals();
-    };
-    read(a, start_.slots[slots_.size() - 1]);
-    read(b, goal_.slots[slots_.size() - 1]);
-    return true;
-  }
-
-  std::uint8_t virtual_entry(std::int64_t count) {
-    const auto it = std::find(virtuals_.begin(), virtuals_.end(), count);
-    const auto index = static_cast<std::uint8_t>(it - virtuals_.begin());
-    if (it == virtuals_.end()) virtuals_.push_back(count);
-    return static_cast<std::uint8_t>(kFirstVirtual + index);
-  }
-
-  std::int64_t count_of_entry(std::uint8_t entry) const {
-    return entry < kFirstVirtual ? sizes_[entry] : virtuals_[entry - kFirstVirtual];
-  }
-
-  Mask cuts_of(const State& state) const {
-    Mask mask = 0;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      for (std::size_t i = 0; i < state.slots[s].size(); ++i) {
-        if (state.slots[s][i] < kFirstVirtual) mask |= 1u << state.slots[s][i];
-      }
-    }
-    return mask;
-  }
-
-  std::int64_t most_held(std::int64_t size, const Entries& list, std::size_t i) const {
-    for (; i < list.size(); ++i) {
-      const std::int64_t c = ceil_div(size, count_of_entry(list[i]));
-      if (list[i] >= kFirstVirtual && c > 0) {
-        const std::int64_t rest = size % c;
-        return size / c * most_held(c, list, i + 1) + (rest > 0 ? most_held(rest, list, i + 1) : 0);
-      }
-      size = c;
-    }
-    return size;
-  }
-
-  // Only what differs from the state being expanded is computed again.
-  std::int64_t bytes_after(const State& next) const {
-    std::int64_t bytes = element_;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      bytes *= next.slots[s] == state_.slots[s] ? held_[s] : most_held(slots_[s].size, next.slots[s], 0);
-    }
-    return bytes;
-  }
-
-  std::int64_t bytes_of(const State& state) const {
-    std::int64_t bytes = element_;
-    for (std::size_t s = 0; s < slots_.size(); ++s) bytes *= most_held(slots_[s].size, state.slots[s], 0);
-    return bytes;
-  }
-
-  const GroupCost& group(Mask mask) {
-    if (mask >= groups_.size()) groups_.resize(std::size_t{mask} + 1);
-    auto& entry = groups_[mask];
-    if (!entry) {
-      InlineVec<Link, 4> links;
-      InlineVec<std::int64_t, 4> sizes;
-      for (Mask rest = mask; rest; rest &= rest - 1) {
-        links.push_back(links_[std::countr_zero(rest)]);
-        sizes.push_back(sizes_[std::countr_zero(rest)]);
-      }
-      entry = CostModel::group(links, sizes);
-    }
-    return *entry;
-  }
-
-  // What still has to be paid from a state, by any way: the bytes that the fullest rank lacks; and the messages of the
-  // mesh dims that are Partial or cut the wrong factor, each by a gather, a reduction or an all-to-all at least.
-  std::int64_t at_least(const State& state, std::int64_t bytes) const {
-    std::int64_t result = scaled(std::max<std::int64_t>(0, target_bytes_ - bytes), fastest_, 1024);
-    Mask astray = static_cast<Mask>(state.partial & ~goal_.partial);
-    bool permutable = false;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      for (std::size_t i = 0; i < state.slots[s].size(); ++i) {
-        const std::uint8_t m = state.slots[s][i];
-        if (m >= kFirstVirtual || goal_.slots[s].has(m)) continue;
-        if (takes_over(goal_.slots[s], m)) {
-          permutable = true;
-        } else {
-          astray |= 1u << m;
-        }
-      }
-    }
-    if (astray == 0 && !permutable) return result;
-    result = saturating_add(result, cost_.constants().step_ps);
-    for (; astray; astray &= astray - 1) result = saturating_add(result, rounds_[std::countr_zero(astray)]);
-    return result;
-  }
-
-  // Could a permute hand the pieces of m to a mesh dim that the goal wants here?
-  bool takes_over(const Entries& goal, std::uint8_t m) const {
-    for (std::size_t i = 0; i < goal.size(); ++i) {
-      if (goal[i] < kFirstVirtual && sizes_[goal[i]] == sizes_[m]) return true;
-    }
-    return false;
+  std::vector<Node> path_to(std::uint32_t index) const {
+    std::vector<Node> path = {nodes_[index]};
+    for (; index != 0; index = nodes_[index].parent) path.push_back(nodes_[nodes_[index].parent]);
+    std::reverse(path.begin(), path.end());
+    return path;
   }
 
   // ---- the table
 
-  void reach(const State& state, std::int64_t bytes, std::int64_t cost, std::uint32_t parent, StepKind kind,
-             Mask mask) {
-    const std::int64_t bound = saturating_add(cost, at_least(state, bytes));
-    if (bound >= below_) return;
-    std::size_t at = state.hash() & (table_.size() - 1);
-    while (table_[at] != 0 && !(nodes_[table_[at] - 1].state == state)) at = (at + 1) & (table_.size() - 1);
+  void reach(Node node) {
+    if (node.cost - node.slice >= below_) return;
+    std::size_t at = node.state.hash() & (table_.size() - 1);
+    while (table_[at] != 0 && !(nodes_[table_[at] - 1].state == node.state)) at = (at + 1) & (table_.size() - 1);
+    if (table_[at] != 0 && nodes_[table_[at] - 1].cost <= node.cost) return;
+    const bool arrived = node.state == goal_;
+    const std::int64_t owed = arrived ? node.slice : at_least(node.state, node.bytes);
+    node.bound = saturating_add(node.cost - node.slice, owed);
+    if (node.bound >= below_ - (arrived ? 0 : std::min(slack_, below_))) return;
     if (table_[at] == 0) {
-      nodes_.push_back({state, cost, bytes, parent, kind, mask});
+      nodes_.push_back(node);
       table_[at] = static_cast<std::uint32_t>(nodes_.size());
-      queue_.push({bound, static_cast<std::uint32_t>(nodes_.size() - 1)});
-      if (2 * nodes_.size() > table_.size()) grow();
-      return;
+    } else {
+      nodes_[table_[at] - 1] = node;
     }
-    Node& node = nodes_[table_[at] - 1];
-    if (node.cost <= cost) return;
-    node = {state, cost, bytes, parent, kind, mask};
-    queue_.push({bound, table_[at] - 1});
+    // Those that are nearly there go first: once a way is known, what cannot be better need not be looked at.
+    queue_.push({saturating_add(node.bound, owed / 4), ~(table_[at] - 1)});
+    if (2 * nodes_.size() > table_.size()) grow();
+    if (arrived) below_ = node.cost;
   }
 
   void grow() {
@@ -312,48 +102,36 @@ class Search {
     now_ = index;
     state_ = nodes_[index].state;
     bytes_ = nodes_[index].bytes;
-    for (std::size_t s = 0; s < slots_.size(); ++s) held_[s] = most_held(slots_[s].size, state_.slots[s], 0);
-    const Mask cuts = cuts_of(state_);
+    Mask cuts = 0;
+    Mask settled = 0;
+    for (std::size_t s = 0; s < lists_.size(); ++s) {
+      cuts |= list(s).cuts;
+      settled |= list(s).settled;
+    }
     free_ = active_ & ~cuts & ~state_.partial;
     // A slice that ends in its final place only makes everything after it smaller: take it at once.
     if (slice_into_place()) return;
-    const Mask settled = settled_cuts();
-    each_subset(cuts & ~settled, [&](Mask mask) { gather(mask); });
+    // Two gathers are one of both, where links and pieces are alike.
+    if (mixed_links_ || !even_ || nodes_[index].kind != StepKind::kAllGather) {
+      each_subset(cuts & ~settled, [&](Mask mask) { gather(mask); });
+    }
     const Mask reducible = state_.partial & ~goal_.partial;
     each_subset(reducible, [&](Mask mask) { reduce(mask); });
     for (Mask rest = free_; rest; rest &= rest - 1) slice(std::countr_zero(rest));
     for (Mask rest = cuts & ~settled; rest; rest &= rest - 1) move(std::countr_zero(rest));
     move_groups(cuts & ~settled);
     permute();
-    if (const Mask missing = free_ & goal_.partial; missing && reducible == 0) {
-      State next = state_;
-      next.partial |= missing;
-      emit(next, StepKind::kEmbed, missing);
-    }
   }
 
-  // The cuts that stand where the goal has them, with nothing else before them: nobody needs to touch these.
-  Mask settled_cuts() const {
-    Mask mask = 0;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      const Entries& list = state_.slots[s];
-      const Entries& goal = goal_.slots[s];
-      for (std::size_t i = 0; i < std::min(list.size(), goal.size()) && list[i] == goal[i]; ++i) {
-        if (list[i] < kFirstVirtual) mask |= 1u << list[i];
-      }
-    }
-    return mask;
-  }
+  const CutList& list(std::size_t s) const { return lists_[s][state_.lists[s]]; }
+  const Entries& goal(std::size_t s) const { return lists_[s][goal_.lists[s]].entries; }
 
   bool slice_into_place() {
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      const Entries& list = state_.slots[s];
-      const Entries& goal = goal_.slots[s];
-      if (list.size() >= goal.size() || !list.begins(goal)) continue;
-      const std::uint8_t wanted = goal[list.size()];
-      if (wanted >= kFirstVirtual || !(free_ >> wanted & 1)) continue;
+    for (std::size_t s = 0; s < lists_.size(); ++s) {
+      const int wanted = list(s).next;
+      if (wanted < 0 || !(free_ >> wanted & 1)) continue;
       State next = state_;
-      next.slots[s].push(wanted);
+      next.lists[s] = lists_[s].with(next.lists[s], wanted);
       emit(next, StepKind::kSlice, 1u << wanted);
       return true;
     }
@@ -371,73 +149,113 @@ class Search {
   }
 
   void emit(const State& next, StepKind kind, Mask mask) {
-    const std::int64_t bytes = bytes_after(next);
-    if (memory_ >= 0 && source_bytes_ + (now_ == 0 ? 0 : bytes_) + bytes > memory_) return;
-    std::int64_t time = 0;
+    const std::int64_t bytes = bytes_of(next);
+    if (memory_ >= 0 && live(next, kind, bytes) > memory_) return;
+    const Node& now = nodes_[now_];
+    const std::int64_t time = time_of(kind, mask, bytes);
+    const bool slice = kind == StepKind::kSlice;
+    const std::int64_t before = slice ? now.cost - now.slice : now.cost;
+    reach({next, saturating_add(before, time), slice ? time : 0, bytes, 0, now_, mask, kind});
+  }
+
+  // The bytes of source, before and after. A slice that another step follows is read in place.
+  std::int64_t live(const State& next, StepKind kind, std::int64_t bytes) const {
+    const bool in_place = now_ == 0 || nodes_[now_].kind == StepKind::kSlice;
+    if (kind == StepKind::kSlice && !(next == goal_)) return source_bytes_;
+    return source_bytes_ + (in_place ? 0 : bytes_) + bytes;
+  }
+
+  std::int64_t time_of(StepKind kind, Mask mask, std::int64_t bytes) {
     switch (kind) {
       case StepKind::kAllGather:
-        time = cost_.all_gather(group(mask), bytes_);
-        break;
+        return cost_.all_gather(group(mask), bytes_);
       case StepKind::kReduceScatter:
-        time = cost_.reduce_scatter(group(mask), bytes);
-        break;
+        return cost_.reduce_scatter(group(mask), bytes);
       case StepKind::kAllReduce:
-        time = cost_.all_reduce(group(mask), bytes_);
-        break;
+        return cost_.all_reduce(group(mask), bytes_);
       case StepKind::kAllToAll:
-        time = cost_.all_to_all(group(mask), bytes);
-        break;
+        return cost_.all_to_all(group(mask), bytes);
       case StepKind::kPermute:
-        time = cost_.permute(group(mask), bytes, 1);
-        break;
+        return cost_.permute(group(mask), bytes, 1);
       default:
-        time = cost_.local(bytes);
+        return cost_.local(bytes);
     }
-    reach(next, bytes, saturating_add(nodes_[now_].cost, time), now_, kind, mask);
   }
 
-  // Takes the cuts of these mesh dims out; where others lie inside, a virtual cut stays.
+  void gather(Mask mask) {
+    // Cheaper to know than the state it leads to.
+    const std::int64_t time = cost_.all_gather(group(mask), bytes_);
+    if (saturating_add(nodes_[now_].cost, time) < below_) emit(without(mask), StepKind::kAllGather, mask);
+  }
+
   State without(Mask mask) {
     State next = state_;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      Entries& list = next.slots[s];
-      for (std::size_t i = 0; i < list.size(); ++i) {
-        if (list[i] < kFirstVirtual && (mask >> list[i] & 1)) list.set(i, virtual_entry(sizes_[list[i]]));
-      }
-      list.cut_off_virtuals();
-    }
+    for (std::size_t s = 0; s < lists_.size(); ++s) next.lists[s] = lists_[s].without(next.lists[s], mask);
     return next;
   }
-
-  void gather(Mask mask) { emit(without(mask), StepKind::kAllGather, mask); }
 
   // A cut by m at every place of a factor where it stays within what is held: last, or instead of a virtual cut.
   template <class Fn>
   void each_place(const State& base, std::size_t s, int m, Fn fn) {
     State next = base;
-    Entries& list = next.slots[s];
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      if (list[i] < kFirstVirtual || count_of_entry(list[i]) != sizes_[m]) continue;
-      const std::uint8_t old = list[i];
-      list.set(i, static_cast<std::uint8_t>(m));
-      fn(next);
-      list.set(i, old);
+    if (lists_[s][base.lists[s]].has_virtual) {
+      Entries entries = lists_[s][base.lists[s]].entries;
+      for (std::size_t i = 0; i < entries.size(); ++i) {
+        if (!entries.is_virtual(i) || context_.count(entries[i]) != context_.sizes[m]) continue;
+        const std::uint8_t old = entries[i];
+        entries.set(i, static_cast<std::uint8_t>(m));
+        next.lists[s] = lists_[s].index_of(entries);
+        fn(next);
+        entries.set(i, old);
+      }
     }
-    if (list.full() || slots_[s].size <= 1) return;
-    list.push(static_cast<std::uint8_t>(m));
+    if (!lists_[s].room(base.lists[s]) || lists_[s].size() <= 1) return;
+    next.lists[s] = lists_[s].with(base.lists[s], m);
     fn(next);
   }
 
   // Cuts only go where the goal has them; parking them elsewhere for a while pays only where links differ.
   bool may_park(std::size_t s, int m) const {
-    return mixed_links_ || !(goal_mask_ >> m & 1) || goal_.slots[s].has(static_cast<std::uint8_t>(m));
+    return wide_ || !(goal_mask_ >> m & 1) || goal(s).has(static_cast<std::uint8_t>(m));
+  }
+
+  // Where cuts by these stand in nobody's way: behind a list that has all of the goal's, the one with the most
+  // elements. One such place is as good as another.
+  std::optional<std::size_t> parking(Mask mask) const {
+    std::optional<std::size_t> best;
+    if (wide_) return best;
+    const std::int64_t pieces = size_of_group(mask);
+    for (std::size_t s = 0; s < lists_.size(); ++s) {
+      const CutList& now = list(s);
+      if (lists_[s][goal_.lists[s]].cuts & ~now.settled || now.has_virtual || !lists_[s].room(state_.lists[s]))
+        continue;
+      if (now.held % pieces == 0 && (!best || now.held > list(*best).held)) best = s;
+    }
+    return best;
+  }
+
+  // Could the cuts hold the next places of a factor for the goal's, which are of the same sizes and go there once these
+  // are gathered again?
+  bool stand_in(std::size_t s, Mask mask) const {
+    const Entries& wanted = goal(s);
+    std::size_t i = list(s).entries.size();
+    for (; mask; mask &= mask - 1, ++i) {
+      if (i >= wanted.size() || context_.count(wanted[i]) != context_.sizes[std::countr_zero(mask)]) return false;
+    }
+    return true;
   }
 
   void slice(int m) {
     // Replicas may share a reduction that is still to come, or the slow links.
-    if (!(goal_mask_ >> m & 1) && !mixed_links_ && (state_.partial & ~goal_.partial) == 0) return;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      if (!may_park(s, m)) continue;
+    const bool wanted = goal_mask_ >> m & 1;
+    if (!wanted && !mixed_links_ && (state_.partial & ~goal_.partial) == 0) return;
+    const auto park = wanted ? std::nullopt : parking(1u << m);
+    for (std::size_t s = 0; s < lists_.size(); ++s) {
+      if (!may_park(s, m) || (park && s != *park && !stand_in(s, 1u << m))) continue;
+      // The order of parked cuts makes no difference.
+      const Entries& entries = list(s).entries;
+      const std::size_t n = entries.size();
+      if (park && n > goal(s).size() && entries[n - 1] > m && (initially_free_ >> entries[n - 1] & 1)) continue;
       each_place(state_, s, m, [&](const State& next) { emit(next, StepKind::kSlice, 1u << m); });
     }
   }
@@ -446,56 +264,67 @@ class Search {
     State next = state_;
     next.partial &= ~mask;
     emit(next, StepKind::kAllReduce, mask);
-    if (std::popcount(mask) == 1) {
-      for (std::size_t s = 0; s < slots_.size(); ++s) {
-        each_place(next, s, std::countr_zero(mask),
-                   [&](const State& cut) { emit(cut, StepKind::kReduceScatter, mask); });
-      }
-      return;
-    }
-    if ((mask & ~goal_mask_) == 0) {
+    if ((mask & (mask - 1)) == 0) {
+      scatter(next, std::countr_zero(mask));
+    } else if ((mask & ~goal_mask_) == 0) {
       append_as_goal(next, mask);
       emit(next, StepKind::kReduceScatter, mask);
-      return;
-    }
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      State cut = next;
-      if (append(cut.slots[s], mask)) emit(cut, StepKind::kReduceScatter, mask);
+    } else {
+      const auto park = parking(mask & ~goal_mask_);
+      for (std::size_t s = 0; s < lists_.size(); ++s) {
+        State cut = next;
+        if ((!park || stand_in(s, mask)) && append(cut, s, mask)) emit(cut, StepKind::kReduceScatter, mask);
+      }
+      if (!park) return;
+      append_as_goal(next, mask & goal_mask_);
+      if (append(next, *park, mask & ~goal_mask_)) emit(next, StepKind::kReduceScatter, mask);
     }
   }
 
-  bool append(Entries& list, Mask mask) const {
-    if (list.size() + static_cast<std::size_t>(std::popcount(mask)) > kMostEntries) return false;
-    for (Mask rest = mask; rest; rest &= rest - 1) list.push(static_cast<std::uint8_t>(std::countr_zero(rest)));
+  void scatter(const State& reduced, int m) {
+    const bool wanted = goal_mask_ >> m & 1;
+    const bool ready = wanted && list(goal_slot_[m]).next == m;
+    const auto park = parking(1u << m);
+    for (std::size_t s = 0; s < lists_.size(); ++s) {
+      const bool home = wanted && s == goal_slot_[m];
+      if (ready ? !home : park && s != *park && !home && !stand_in(s, 1u << m)) continue;
+      each_place(reduced, s, m, [&](const State& cut) { emit(cut, StepKind::kReduceScatter, 1u << m); });
+    }
+  }
+
+  bool append(State& state, std::size_t s, Mask mask) {
+    if (!lists_[s].room(state.lists[s], static_cast<std::size_t>(std::popcount(mask)))) return false;
+    for (; mask; mask &= mask - 1) state.lists[s] = lists_[s].with(state.lists[s], std::countr_zero(mask));
     return true;
   }
 
   // Each to the end of the list that it is in at the goal, in the goal's order.
-  void append_as_goal(State& state, Mask mask) const {
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      const Entries& goal = goal_.slots[s];
-      for (std::size_t i = 0; i < goal.size(); ++i) {
-        if (goal[i] < kFirstVirtual && (mask >> goal[i] & 1) && !state.slots[s].full()) {
-          state.slots[s].push(goal[i]);
+  void append_as_goal(State& state, Mask mask) {
+    for (std::size_t s = 0; s < lists_.size(); ++s) {
+      const Entries entries = goal(s);
+      for (std::size_t i = 0; i < entries.size(); ++i) {
+        if (!entries.is_virtual(i) && (mask >> entries[i] & 1) && lists_[s].room(state.lists[s])) {
+          state.lists[s] = lists_[s].with(state.lists[s], entries[i]);
         }
       }
     }
   }
 
   std::size_t slot_of(int m) const {
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      for (std::size_t i = 0; i < state_.slots[s].size(); ++i) {
-        if (state_.slots[s][i] == m) return s;
-      }
-    }
-    return slots_.size();
+    std::size_t s = 0;
+    while (s < lists_.size() && !(list(s).cuts >> m & 1)) ++s;
+    return s;
   }
 
   void move(int m) {
     const std::size_t home = slot_of(m);
+    const bool wanted = goal_mask_ >> m & 1;
+    const auto park = wanted ? std::nullopt : parking(1u << m);
+    // What the goal has not got may only have to make room.
+    if (park && (lists_[home][goal_.lists[home]].cuts & ~list(home).settled) == 0) return;
     const State base = without(1u << m);
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      if (s == home || !may_park(s, m)) continue;
+    for (std::size_t s = 0; s < lists_.size(); ++s) {
+      if (s == home || !may_park(s, m) || (park && s != *park)) continue;
       each_place(base, s, m, [&](const State& next) { emit(next, StepKind::kAllToAll, 1u << m); });
     }
   }
@@ -505,146 +334,77 @@ class Search {
     Mask astray = 0;
     for (Mask rest = cuts & goal_mask_; rest; rest &= rest - 1) {
       const int m = std::countr_zero(rest);
-      const Entries& goal = goal_.slots[slot_of(m)];
-      if (!goal.has(static_cast<std::uint8_t>(m))) astray |= 1u << m;
+      if (goal_slot_[m] != slot_of(m)) astray |= 1u << m;
     }
-    if (std::popcount(astray) > 1) {
+    if ((astray & (astray - 1)) != 0) {
       State next = without(astray);
       append_as_goal(next, astray);
       emit(next, StepKind::kAllToAll, astray);
     }
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      const Entries& list = state_.slots[s];
-      Mask tail = 0;
-      for (std::size_t i = list.size(); i-- > 0 && list[i] < kFirstVirtual;) {
-        tail |= 1u << list[i];
-        if (i + 1 == list.size()) continue;
-        const State base = without(tail);
-        for (std::size_t t = 0; t < slots_.size(); ++t) {
-          if (t == s || !may_park(t, std::countr_zero(tail)) ||
-              base.slots[t].size() + static_cast<std::size_t>(std::popcount(tail)) > kMostEntries)
-            continue;
-          State next = base;
-          for (std::size_t j = i; j < list.size(); ++j) next.slots[t].push(list[j]);
-          emit(next, StepKind::kAllToAll, tail);
-        }
-      }
-    }
+    for (std::size_t s = 0; s < lists_.size(); ++s) move_tails(s);
   }
 
-  static bool same_entries(const Entries& a, const Entries& b) {
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      if (!b.has(a[i])) return false;
+  void move_tails(std::size_t s) {
+    const Entries entries = list(s).entries;
+    Mask tail = 0;
+    for (std::size_t i = entries.size(); i-- > 0 && !entries.is_virtual(i);) {
+      tail |= 1u << entries[i];
+      if (i + 1 == entries.size()) continue;
+      const State base = without(tail);
+      for (std::size_t t = 0; t < lists_.size(); ++t) {
+        if (t == s || !may_park(t, std::countr_zero(tail)) || !lists_[t].room(base.lists[t], entries.size() - i)) {
+          continue;
+        }
+        State next = base;
+        for (std::size_t j = i; j < entries.size(); ++j) next.lists[t] = lists_[t].with(next.lists[t], entries[j]);
+        emit(next, StepKind::kAllToAll, tail);
+      }
     }
-    return true;
   }
 
   // The pieces stay what they are and change ranks: another order, or another mesh dim of the same size.
   void permute() {
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      const Entries& list = state_.slots[s];
-      const Entries& goal = goal_.slots[s];
-      if (list.size() == goal.size() && !(list == goal) && same_entries(list, goal)) {
-        std::size_t first = 0;
-        while (list[first] == goal[first]) ++first;
-        Mask mask = 0;
-        bool real = true;
-        for (std::size_t i = first; i < list.size(); ++i) {
-          real = real && list[i] < kFirstVirtual;
-          if (real) mask |= 1u << list[i];
-        }
-        State next = state_;
-        next.slots[s] = goal;
-        if (real) emit(next, StepKind::kPermute, mask);
-      }
-      for (std::size_t i = 0; i < std::min(list.size(), goal.size()); ++i) {
-        const std::uint8_t old = list[i];
-        const std::uint8_t wanted = goal[i];
-        if (old >= kFirstVirtual || wanted >= kFirstVirtual || !(free_ >> wanted & 1) ||
-            sizes_[old] != sizes_[wanted]) {
+    for (std::size_t s = 0; s < lists_.size(); ++s) {
+      if (!list(s).misplaced) continue;
+      const Entries entries = list(s).entries;
+      const Entries wanted = goal(s);
+      reorder(s, entries, wanted);
+      for (std::size_t i = 0; i < std::min(entries.size(), wanted.size()); ++i) {
+        if (entries.is_virtual(i) || wanted.is_virtual(i) || !(free_ >> wanted[i] & 1) ||
+            context_.sizes[entries[i]] != context_.sizes[wanted[i]]) {
           continue;
         }
+        Entries other = entries;
+        other.set(i, wanted[i]);
         State next = state_;
-        next.slots[s].set(i, wanted);
-        emit(next, StepKind::kPermute, 1u << old | 1u << wanted);
+        next.lists[s] = lists_[s].index_of(other);
+        emit(next, StepKind::kPermute, 1u << entries[i] | 1u << wanted[i]);
       }
     }
   }
 
-  // ---- back to specs
-
-  std::optional<Spec> spec_of(const State& state) const {
-    DimLayouts dims(from_.dims().size());
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      Factor factor{slots_[s].size, {}};
-      for (std::size_t i = 0; i < state.slots[s].size(); ++i) {
-        const std::uint8_t entry = state.slots[s][i];
-        const std::int64_t count = count_of_entry(entry);
-        if (entry < kFirstVirtual) {
-          factor.cuts.push_back({entry, count});
-        } else {
-          factor.cuts.push_back({Cut::kVirtual, std::clamp<std::int64_t>(factor.size, 1, count)});
-        }
-      }
-      dims[slots_[s].dim].push_back(factor);
+  void reorder(std::size_t s, const Entries& entries, const Entries& wanted) {
+    if (entries.size() != wanted.size()) return;
+    Mask mask = 0;
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      if (!wanted.has(entries[i])) return;
+      if (mask == 0 && entries[i] == wanted[i]) continue;
+      if (entries.is_virtual(i)) return;
+      mask |= 1u << entries[i];
     }
-    Partials partials(static_cast<std::size_t>(mesh_ndim_));
-    for (std::int64_t m = 0; m < mesh_ndim_; ++m) {
-      if (state.partial >> m & 1) partials[m] = from_.partials()[m] ? from_.partials()[m] : to_.partials()[m];
-    }
-    const auto spec = Spec::from_dims(from_.meta(), from_.mesh(), dims, partials);
-    if (!spec) return std::nullopt;
-    return *spec;
+    State next = state_;
+    next.lists[s] = goal_.lists[s];
+    emit(next, StepKind::kPermute, mask);
   }
 
-  std::optional<std::vector<Step>> trace(std::uint32_t index) const {
-    std::vector<std::uint32_t> path;
-    for (; index != 0; index = nodes_[index].parent) path.push_back(index);
-    std::reverse(path.begin(), path.end());
-    std::vector<Step> steps;
-    Spec before = from_;
-    for (std::size_t i = 0; i < path.size(); ++i) {
-      const Node& node = nodes_[path[i]];
-      const auto after = i + 1 == path.size() ? std::optional(to_) : spec_of(node.state);
-      if (!after) return std::nullopt;
-      if (node.kind == StepKind::kSlice && !steps.empty() && steps.back().kind == StepKind::kSlice) {
-        steps.back().after = *after;
-      } else {
-        steps.push_back({node.kind, {}, before, *after});
-        for (Mask rest = is_local(node.kind) ? 0 : node.mask; rest; rest &= rest - 1) {
-          steps.back().mesh_dims.push_back(std::countr_zero(rest));
-        }
-        if (node.kind == StepKind::kReduceScatter || node.kind == StepKind::kAllReduce) set_reduction(steps.back());
-      }
-      before = *after;
-    }
-    return steps;
-  }
-
-  const Spec& from_;
-  const Spec& to_;
-  const CostModel& cost_;
-  const std::int64_t below_;
+  std::int64_t below_;
+  std::int64_t slack_ = 0;
   const std::int64_t memory_;
-  const std::int64_t mesh_ndim_;
-  InlineVec<Slot, 4> slots_;
-  InlineVec<std::int64_t, 8> virtuals_;
-  Dims sizes_;
-  InlineVec<Link, 4> links_;
-  Dims rounds_;
-  std::int64_t element_ = 1;
-  std::int64_t fastest_ = kForever;
-  std::int64_t target_bytes_ = 0;
-  std::int64_t source_bytes_ = 0;
-  bool mixed_links_ = false;
-  Mask active_ = 0;
-  Mask goal_mask_ = 0;
-  State start_;
-  State goal_;
-  std::vector<std::optional<GroupCost>> groups_;
+  const bool wide_;
 
   std::vector<Node> nodes_;
   std::vector<std::uint32_t> table_;  // 1 + index of a node; 0 is empty
+  // Of equal bounds the youngest goes first: it is the furthest.
   using Entry = std::pair<std::int64_t, std::uint32_t>;
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
 
@@ -652,7 +412,6 @@ class Search {
   std::uint32_t now_ = 0;
   State state_;
   std::int64_t bytes_ = 0;
-  std::array<std::int64_t, kMostSlots> held_ = {};
   Mask free_ = 0;
 };
 
@@ -660,10 +419,14 @@ class Search {
 
 std::optional<std::vector<Step>> search_steps(const Spec& from, const Spec& to, const CostModel& cost,
                                               std::int64_t below, std::int64_t memory) {
-  Search search(from, to, cost, below, memory);
+  Search search(from, to, cost, below, memory, Moves::kFew);
   if (!search.prepare()) return std::nullopt;
-  if (search.at_goal()) return std::vector<Step>{};
-  return search.run();
+  auto found = search.run();
+  if (!search.links_differ()) return found;
+  Search wider(from, to, cost, search.below(), memory, Moves::kAll);
+  wider.prepare();
+  auto better = wider.run();
+  return better ? std::move(better) : std::move(found);
 }
 
 }  // namespace dtensor

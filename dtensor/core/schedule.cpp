@@ -18,13 +18,14 @@ class StepGroup {
   StepGroup(const Step& step, std::int64_t rank)
       : step_(step), source_(step.before.mesh()), target_(step.after.mesh()) {
     one_mesh_ = source_ == target_;
-    row_ = source_.row_of(rank).value_or(0);
-    target_row_ = target_.row_of(rank).value_or(0);
+    // Rows of two meshes pair by their index.
+    const auto row = source_.row_of(rank);
+    row_ = row ? *row : target_.row_of(rank).value_or(0);
     if (one_mesh_) {
       list_along(*source_.coordinate(rank));
     } else {
       for (const Mesh* mesh : {&source_, &target_}) {
-        const auto some = mesh->ranks(mesh->row_of(rank).value_or(0));
+        const auto some = mesh->ranks(row_);
         ranks_.insert(ranks_.end(), some.begin(), some.end());
       }
       std::sort(ranks_.begin(), ranks_.end());
@@ -35,9 +36,9 @@ class StepGroup {
   const std::vector<std::int64_t>& ranks() const { return ranks_; }
   std::size_t size() const { return ranks_.size(); }
   // Of a coordinate in the source (target) mesh.
-  std::size_t source_member(const Dims& at) const { return member(at, source_, row_); }
-  std::size_t target_member(const Dims& at) const { return member(at, target_, target_row_); }
-  std::int64_t target_rank(const Dims& at) const { return target_.rank_at(at, target_row_); }
+  std::size_t source_member(const Dims& at) const { return member(at, source_); }
+  std::size_t target_member(const Dims& at) const { return member(at, target_); }
+  std::int64_t target_rank(const Dims& at) const { return target_.rank_at(at, row_); }
   std::int64_t source_rank(const Dims& at) const { return source_.rank_at(at, row_); }
 
  private:
@@ -50,7 +51,7 @@ class StepGroup {
     }
   }
 
-  std::size_t member(const Dims& at, const Mesh& mesh, std::int64_t row) const {
+  std::size_t member(const Dims& at, const Mesh& mesh) const {
     if (!one_mesh_) {
       return static_cast<std::size_t>(std::lower_bound(ranks_.begin(), ranks_.end(), mesh.rank_at(at, row)) -
                                       ranks_.begin());
@@ -65,7 +66,6 @@ class StepGroup {
   const Mesh& target_;
   bool one_mesh_ = true;
   std::int64_t row_ = 0;
-  std::int64_t target_row_ = 0;
   std::vector<std::int64_t> ranks_;
 };
 
@@ -368,7 +368,8 @@ std::vector<ScheduledStep> schedule(const Plan& plan, std::int64_t rank, const S
   std::optional<Spec> lies = plan.from();
   for (std::size_t i = 0; i < plan.steps().size(); ++i) {
     const Step& step = plan.steps()[i];
-    if (step.kind == StepKind::kSlice && i + 1 < plan.steps().size()) continue;
+    const bool one_mesh = step.before.mesh() == step.after.mesh();
+    if (step.kind == StepKind::kSlice && one_mesh && i + 1 < plan.steps().size()) continue;
     result.push_back(StepScheduler(step, *lies, rank).make(shared));
     result.back().index = i;
     lies = step.after;

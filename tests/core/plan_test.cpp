@@ -110,26 +110,40 @@ TEST(Plan, SumAndAverageMeet) {
   }
 }
 
+// Is some Partial of the target new? The exhaustive search knows no such move.
+bool embeds(const Spec& from, const Spec& to) {
+  for (std::int64_t m = 0; m < to.mesh().ndim(); ++m) {
+    if (to.partials()[m] && !from.partials()[m]) return true;
+  }
+  return false;
+}
+
 TEST(Plan, NeverDearerThanAnExhaustiveSearch) {
   Random random(3);
   const std::vector<Dims> meshes = {{2}, {4}, {2, 2}, {2, 3}, {4, 2}, {2, 2, 2}};
   std::int64_t cheaper = 0;
+  std::int64_t dearer = 0;
   std::int64_t compared = 0;
-  for (int i = 0; i < 400; ++i) {
+  for (int i = 0; i < 600; ++i) {
     const Mesh mesh = Mesh::make(random.pick(meshes));
     const std::int64_t scale = std::int64_t{1} << (3 * random.below(5));
     const Dims shape = {12 * scale, 8 * (random.chance(3) ? 1 : scale)};
     const Spec from = sweep::random_case(random, mesh, shape).spec();
-    const Spec to = sweep::random_case(random, mesh, shape, false).spec();
-    if (why_not(from, to) || from == to) continue;
+    const Spec to = sweep::random_case(random, mesh, shape, random.chance(4)).spec();
+    if (why_not(from, to) || from == to || embeds(from, to)) continue;
     const PlanOptions options{.cost = random_options(random).cost, .staging = std::int64_t{1} << 50};
     const Plan plan = make_plan(from, to, options);
     const std::int64_t best = reference::cheapest(from, to, options.cost, saturating_add(plan.time(), 1));
-    EXPECT_GE(best, plan.time()) << plan.to_string();
+    // Cuts are not parked where the target has none, so that a way may cost a slice more, and no byte.
+    std::int64_t slices = 0;
+    for (const Step& step : plan.steps()) slices += is_local(step.kind) ? step.time : 0;
+    EXPECT_GE(best, plan.time() - slices) << plan.to_string();
+    dearer += best < plan.time();
     cheaper += best > plan.time();
     ++compared;
   }
-  EXPECT_GT(compared, 300);
+  EXPECT_GT(compared, 400);
+  EXPECT_LE(dearer, 2);
   EXPECT_GT(cheaper, 20) << "flattened groups and the direct exchange should win sometimes";
 }
 
@@ -178,6 +192,33 @@ TEST(Plan, MeetsTheBoundOn2x4x8) {
   EXPECT_EQ(pairs, 630);
   EXPECT_LE(std::exp(ours / pairs), 1.05);
   EXPECT_GE(std::exp(greedy / pairs), 6.0);
+}
+
+TEST(Plan, PartialsComeNearTheirBound) {
+  const Mesh mesh = Mesh::make({2, 4, 8});
+  const TensorMeta meta({16'384, 16'384}, DType::kF32);
+  double ratios = 0;
+  double worst = 0;
+  int pairs = 0;
+  for (const Placements& source : sweep::all_placements(3, 2)) {
+    const Spec from = Spec::make(meta, mesh, source);
+    if (!from.has_partial()) continue;
+    for (const Placements& target : sweep::all_placements(3, 2)) {
+      const Spec to = Spec::make(meta, mesh, target);
+      if (why_not(from, to)) continue;
+      const Plan plan = make_plan(from, to);
+      if (plan.received_bound().max == 0) continue;
+      const double ratio = static_cast<double>(plan.received().max) / static_cast<double>(plan.received_bound().max);
+      EXPECT_GE(ratio, 1.0) << plan.to_string();
+      worst = std::max(worst, ratio);
+      ratios += std::log(ratio);
+      ++pairs;
+    }
+  }
+  std::printf("%d pairs with Partials, received volume over the bound, geometric mean (worst): %.3f (%.2f)\n", pairs,
+              std::exp(ratios / pairs), worst);
+  EXPECT_GT(pairs, 1'500);
+  EXPECT_LE(std::exp(ratios / pairs), 1.1);
 }
 
 TEST(Plan, SmallReductionsAreOneAllReduce) {
@@ -252,8 +293,83 @@ TEST(Plan, AcrossMeshes) {
       return;
     }
   }
-  for (StepKind kind : {StepKind::kReduceScatter, StepKind::kExchange, StepKind::kBroadcast}) {
+  for (StepKind kind :
+       {StepKind::kReduceScatter, StepKind::kExchange, StepKind::kBroadcast, StepKind::kAllGather, StepKind::kEmbed}) {
     EXPECT_GT(kinds[kind], 20) << to_string(kind);
+  }
+}
+
+std::vector<StepKind> kinds_of(const Plan& plan) {
+  std::vector<StepKind> kinds;
+  for (const Step& step : plan.steps()) kinds.push_back(step.kind);
+  return kinds;
+}
+
+// Stages of a pipeline: fast links inside each, a slow one between them.
+// Bytes cost so much that small tensors, quickly played, go as large ones do.
+const PlanOptions kSlowBetween = {.cost =
+                                      CostModel({.link = {2'000'000, 400'000'000}, .levels = {{4, {1'000, 4'096}}}})};
+
+TEST(Plan, WhatManyWantCrossesOnce) {
+  const Plan plan =
+      make_plan(Spec::parse("f32[64,64] @ 4(x) : S(0)"), Spec::parse("f32[64,64] @ 4(y) of [4..7] : R"), kSlowBetween);
+  play::check(plan);
+  EXPECT_EQ(kinds_of(plan), (std::vector{StepKind::kExchange, StepKind::kAllGather})) << plan.to_string();
+  EXPECT_EQ(plan.steps()[0].received, (Volume{4 << 10, 16 << 10}));
+}
+
+TEST(Plan, PartialsAreScatteredBeforeTheyCross) {
+  const Plan plan = make_plan(Spec::parse("f32[64,64] @ 4(x) : P(sum)"), Spec::parse("f32[64,64] @ 4(y) of [4..7] : R"),
+                              kSlowBetween);
+  play::check(plan);
+  EXPECT_EQ(kinds_of(plan), (std::vector{StepKind::kReduceScatter, StepKind::kExchange, StepKind::kAllGather}))
+      << plan.to_string();
+  EXPECT_EQ(plan.steps()[1].received, (Volume{4 << 10, 16 << 10}));
+  EXPECT_EQ(plan.received_bound(), (Volume{16 << 10, (4 + 4 - 2) * (16 << 10)}));
+}
+
+TEST(Plan, APartialOnAnotherMeshIsFilledInByItsFirst) {
+  const Plan plan = make_plan(Spec::parse("f32[8,8] @ 2(x) : R"), Spec::parse("f32[8,8] @ 3(y) of [1..3] : P(sum)"));
+  play::check(plan);
+  EXPECT_EQ(plan.steps().back().kind, StepKind::kEmbed) << plan.to_string();
+}
+
+// The same ranks arranged otherwise: nothing crosses, and the rest is collectives.
+TEST(Plan, AnotherArrangementOfTheSameRanksIsNoCrossing) {
+  const Plan plan =
+      make_plan(Spec::parse("f32[32,32] @ 8(x) : S(1)"), Spec::parse("f32[32,32] @ 2x4(a,b) : R,S(1)"), kSlowBetween);
+  play::check(plan);
+  EXPECT_LE(plan.received().max, plan.received_bound().max) << plan.to_string();
+  const Plan whole =
+      make_plan(Spec::parse("f32[32,32] @ 8(x) : S(1)"), Spec::parse("f32[32,32] @ 2x4(a,b) : R,R"), kSlowBetween);
+  play::check(whole);
+  EXPECT_EQ(kinds_of(whole), (std::vector{StepKind::kSlice, StepKind::kAllGather, StepKind::kAllGather}))
+      << whole.to_string();
+}
+
+TEST(Plan, TiesGoToCollectives) {
+  const Plan plan =
+      make_plan(Spec::parse("f32[8,8] @ 2x2(a,b) : P(sum),R"), Spec::parse("f32[8,8] @ 2x2(a,b) : S(0),R"));
+  EXPECT_EQ(kinds_of(plan), (std::vector{StepKind::kReduceScatter})) << plan.to_string();
+}
+
+TEST(Plan, RowsGoInPairs) {
+  // Two stages of 2x4 and 2x2 ranks; row i of the one's tp goes to row i of the other's.
+  const Mesh first = Mesh::make({2, 4}, {"dp", "tp"});
+  const Mesh second = Mesh::from_ranks({2, 2}, {8, 9, 10, 11}, {"dp", "tp"});
+  const TensorMeta meta({12, 5}, DType::kF32);
+  const std::vector<std::pair<Mesh, Mesh>> pairs = {{first["tp"], second["tp"]},
+                                                    {second["tp"], first["tp"]},
+                                                    {first["tp"], first["tp"].unflatten("tp", {2, 2}, {"a", "b"})}};
+  for (const auto& [source, target] : pairs) {
+    for (const Placement& from : {Placement(Shard(0)), Placement(Replicate()), Placement(Partial())}) {
+      for (const Placement& to : {Placement(Shard(1)), Placement(Replicate()), Placement(Partial())}) {
+        const Plan plan = make_plan(Spec::make(meta, source, Placements(1, from)),
+                                    Spec::make(meta, target, Placements(static_cast<std::size_t>(target.ndim()), to)));
+        for (std::int64_t row = 0; row < 2; ++row) play::check(plan, row);
+        if (HasFailure()) return;
+      }
+    }
   }
 }
 
@@ -290,9 +406,10 @@ TEST(Plan, RefusesInOneVoice) {
   EXPECT_EQ(reason("f32[8] @ 2(a) : R", "f64[8] @ 2(a) : R"), "the tensors have different types");
   EXPECT_EQ(reason("f32[8] @ 2(a) : P(sum)", "f32[8] @ 2(a) : P(max)"),
             "a Partial cannot turn into one of another reduction on mesh dim 0");
-  EXPECT_EQ(reason("f32[8] @ 2(a) : R", "f32[8] @ 3(a) : P(sum)"), "a Partial target on another mesh");
   EXPECT_EQ(reason("f32[8] @ 2(b):[1] of 4 : R", "f32[8] @ 3(a) : R"),
-            "between two meshes, each must be one row of ranks");
+            "between two meshes, rows go in pairs, and these have different numbers of them");
+  EXPECT_EQ(reason("f32[8] @ 2(b):[1] of 4 : R", "f32[8] @ 2(a):[2] of 4 : R"),
+            "between two meshes, rows go in pairs, and these do not overlap alike in all of them");
 }
 
 TEST(Plan, IsCachedFromAnyThread) {
@@ -316,6 +433,44 @@ TEST(Plan, IsCachedFromAnyThread) {
   EXPECT_TRUE(make_plan(from, to, {.cost = CostModel(CostConstants{})}) == first);
 }
 
+// Threads that all start cold plan side by side, and still end with one object for each question.
+TEST(Plan, ThreadsPlanSideBySide) {
+  const Mesh mesh = Mesh::make({2, 2, 2});
+  std::vector<Spec> specs;
+  for (const Placements& placements : sweep::all_placements(3, 2)) {
+    const Spec spec = Spec::make({{971, 37}, DType::kF32}, mesh, placements);
+    if (!spec.has_partial()) specs.push_back(spec);
+  }
+  std::vector<std::vector<Plan>> made(4);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < made.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (const Spec& from : specs) {
+        for (const Spec& to : specs) made[t].push_back(make_plan(from, to));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t t = 1; t < made.size(); ++t) EXPECT_TRUE(made[t] == made[0]);
+}
+
+TEST(Plan, WhatIsExplainedIsWhatIsDone) {
+  Random random(17);
+  for (int i = 0; i < 500; ++i) {
+    const Mesh mesh = Mesh::make(random.pick(sweep::mesh_shapes(16, 4)));
+    const Dims shape = {std::int64_t{1} << random.below(12), 48, 20};
+    const Spec from = sweep::random_case(random, mesh, shape).spec();
+    const Spec to = sweep::random_case(random, mesh, shape).spec();
+    if (why_not(from, to)) continue;
+    PlanOptions options = random_options(random);
+    const Plan done = make_plan(from, to, options);
+    options.explain = true;
+    const Plan explained = make_plan(from, to, options);
+    ASSERT_EQ(done.time(), explained.time()) << explained.to_string();
+    ASSERT_EQ(kinds_of(done), kinds_of(explained)) << done.to_string() << explained.to_string();
+  }
+}
+
 TEST(Plan, ReadsWell) {
   const auto text = [](const char* from, const char* to) {
     return make_plan(Spec::parse(from), Spec::parse(to), {.explain = true}).to_string();
@@ -323,15 +478,13 @@ TEST(Plan, ReadsWell) {
   EXPECT_EQ(text("f32[4096,4096] @ 2x4(dp,tp) : S(0),R", "f32[4096,4096] @ 2x4(dp,tp) : R,S(1)"),
             "from f32[4096,4096] @ 2x4(dp,tp) : S(0),R\n"
             "to   f32[4096,4096] @ 2x4(dp,tp) : R,S(1)\n"
-            "1.   slice          on each rank    8.9 us\n"
-            "     -> f32[4096,4096] @ 2x4(dp,tp) : S(0),S(1)\n"
-            "2.   all-gather     over dp         receives 8.4 MB (67.1 MB in all), sends 8.4 MB (67.1 MB in all), 1 "
-            "message, 174.8 us\n"
+            "1.   exchange       over dp,tp      receives 8.4 MB (67.1 MB in all), sends 8.4 MB (67.1 MB in all), 3 "
+            "messages, 178.8 us\n"
             "     -> f32[4096,4096] @ 2x4(dp,tp) : R,S(1)\n"
             "receives 8.4 MB (67.1 MB in all), at least 8.4 MB (67.1 MB in all)\n"
-            "memory   58.7 MB, source and target alone 50.3 MB\n"
-            "time     183.7 us\n"
-            "not by   direct exchange: slower: 183.8 us\n");
+            "memory   67.1 MB, source and target alone 50.3 MB\n"
+            "time     178.8 us\n"
+            "not by   slice, all-gather: slower: 183.7 us\n");
   EXPECT_EQ(text("f32[4096,4096] @ 2x4(dp,tp) : P(sum),S(0)", "f32[4096,4096] @ 2x4(dp,tp) : R,R"),
             "from f32[4096,4096] @ 2x4(dp,tp) : P(sum),S(0)\n"
             "to   f32[4096,4096] @ 2x4(dp,tp) : R,R\n"

@@ -14,7 +14,7 @@ TEST(PlanCommand, SaysTheStepsAndWhyNotOtherwise) {
   EXPECT_EQ(got.code, 0);
   EXPECT_TRUE(contains(got.output, "from f32[4096,4096] @ 2x4(dp,tp) : S(0),R\n")) << got.output;
   EXPECT_TRUE(contains(got.output, "receives 8.4 MB (67.1 MB in all), at least 8.4 MB (67.1 MB in all)\n"));
-  EXPECT_TRUE(contains(got.output, "not by   direct exchange: slower: ")) << got.output;
+  EXPECT_TRUE(contains(got.output, "not by   slice, all-gather: slower: ")) << got.output;
 }
 
 TEST(PlanCommand, KeepsToTheMemoryOrSaysTheLeast) {
