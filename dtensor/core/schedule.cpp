@@ -53,7 +53,7 @@ class StepGroup {
 
   std::size_t member(const Dims& at, const Mesh& mesh) const {
     if (!one_mesh_) {
-      return static_cast<std::size_t>(std::lower_bound(ranks_.begin(), ranks_.end(), mesh.rank_at(at, row)) -
+      return static_cast<std::size_t>(std::lower_bound(ranks_.begin(), ranks_.end(), mesh.rank_at(at, row_)) -
                                       ranks_.begin());
     }
     std::int64_t index = 0;
