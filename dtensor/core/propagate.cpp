@@ -522,7 +522,8 @@ Reason refusal(const Instance& instance) {
   return {"no candidate can be reached from the operands"};
 }
 
-// Nothing moves; the results are cut like the operand, or not at all.
+// Nothing moves; the results are cut like the operand, or not at all. A new tensor of the operand's shape is cut like it
+// too: autograd makes the gradients that it keeps in this way.
 OrReason<Decision> decide_factory(const OpRule& rule, const OpCall& call) {
   const auto mesh = mesh_of(call);
   if (!mesh) return Reason{mesh.reason()};
@@ -534,12 +535,20 @@ OrReason<Decision> decide_factory(const OpRule& rule, const OpCall& call) {
     const TensorMeta& meta = *call.outputs[k];
     DimLayouts dims;
     for (std::int64_t size : meta.shape()) dims.push_back({Factor{size, {}}});
-    if (rule.kind == RuleKind::kLike && call.operands[0]) dims = call.operands[0]->dims();
+    const auto& model = call.operands[0];
+    if (model && (rule.kind == RuleKind::kLike || meta.shape() == model->meta().shape())) dims = model->dims();
     auto spec = Spec::from_dims(meta, *mesh, dims, Partials(ndim));
     if (!spec) return Reason{spec.reason()};
     decision.outputs.emplace_back(*spec);
   }
-  if (rule.size_arg) decision.rewrites.push_back({*rule.size_arg, Rewrite::Kind::kLocalShape, 0, {}});
+  if (rule.size_arg) {
+    decision.rewrites.push_back({*rule.size_arg, Rewrite::Kind::kLocalShape, 0, {}});
+    // Strides, where the operator takes them, come after the size.
+    const std::size_t next = *rule.size_arg + 1;
+    if (next < call.args.size() && call.args[next].constant.kind() == StaticArg::Kind::kInts) {
+      decision.rewrites.push_back({next, Rewrite::Kind::kLocalStride, 0, {}});
+    }
+  }
   return decision;
 }
 

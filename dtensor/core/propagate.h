@@ -39,7 +39,8 @@ struct LocalWork {
 struct Rewrite {
   enum class Kind : std::uint8_t {
     kValue,       // `value`
-    kLocalShape,  // the local shape of output `index`
+    kLocalShape,   // the local shape of output `index`
+    kLocalStride,  // its local strides
     kScaled,      // each of `value`'s integers times the local size of operand 0's dim `index` over its global size
   };
   std::size_t arg = 0;  // schema position

@@ -92,7 +92,7 @@ enum class RuleKind : std::uint8_t {
   kView,        // by a ViewKind
   kReplicated,  // every operand whole on every rank, and so the results
   kLike,        // nothing moves; results take the operand's cuts, Replicate where it is Partial
-  kFresh,       // nothing moves; results are replicated
+  kFresh,       // nothing moves; results of operand 0's shape as in kLike, others replicated
 };
 
 // What the word reduction() says of a loss's reduction argument (0 none, 1 mean, 2 sum).

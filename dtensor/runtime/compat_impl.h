@@ -5,9 +5,6 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <torch/version.h>
-#if TORCH_VERSION_MAJOR >= 2
-#include <torch/csrc/autograd/graph_task.h>
-#endif
 
 namespace dtensor {
 
@@ -29,15 +26,6 @@ inline void forbid_raw_data(c10::TensorImpl& impl) {
   impl.unsafe_storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoRawData);
 #else
   impl.set_storage_access_should_throw();
-#endif
-}
-
-// Is this thread running a backward pass? libtorch mixes plain tensors in there. Version 1 cannot say.
-inline bool in_backward() {
-#if TORCH_VERSION_MAJOR >= 2
-  return torch::autograd::get_current_graph_task_id() != -1;
-#else
-  return false;
 #endif
 }
 

@@ -458,6 +458,16 @@ void check_non_members(const LocalCall& call, const Prepared& prepared) {
   }
 }
 
+// An in-place form that cannot keep its tensor's placement on the way (relu_ on a Partial): the plain form, copied into
+// the tensor.
+void run_out_of_place(LocalCall& call, const c10::OperatorHandle& plain) {
+  const at::Tensor self = call.arg(0).toTensor();
+  plain.callBoxed(&call.stack);
+  const at::Tensor result = torch::jit::pop(call.stack).toTensor();
+  self.copy_(result);
+  call.stack.emplace_back(self);
+}
+
 void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
@@ -465,6 +475,7 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   LocalCall call{info, op, *stack, {}, nullptr};
   collect(call);
   const std::shared_ptr<const Prepared> prepared = find_or_prepare(call);
+  if (prepared->out_of_place) return run_out_of_place(call, *prepared->out_of_place);
   if (prepared->replicated) say_no_rule(call);
   check_non_members(call, *prepared);
 
@@ -505,18 +516,14 @@ void run_detach(torch::jit::Stack* stack) {
 // t_, unsqueeze_ and the like change what the tensor is, not what it holds: detached tensors that share its payload keep
 // theirs, and this one takes over the view that the plain form gives.
 void run_metadata_change(const OpInfo& info, torch::jit::Stack* stack) {
-  std::string plain = info.name;
-  plain.erase(plain.find('_', plain.find("::")), 1);
-  const std::size_t dot = plain.find('.');
-  const std::string overload = dot == std::string::npos ? "" : plain.substr(dot + 1);
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(plain.substr(0, dot).c_str(), overload.c_str());
+  const auto plain = plain_form(info);
   const at::Tensor self = (*stack)[stack->size() - info.args.size()].toTensor();
-  op.callBoxed(stack);
+  plain->callBoxed(stack);
   const at::Tensor view = torch::jit::pop(*stack).toTensor();
   if (payload_of(view).lost_alias) {
     fail_invalid(info.name, {.what = "in place, and yet the tensor would have to be moved",
                              .got = payload_of(self).spec.to_string(),
-                             .advice = plain.substr(6) + ", which gives a new tensor"});
+                             .advice = plain->schema().name().substr(6) + ", which gives a new tensor"});
   }
   take_over(self, view);
   stack->emplace_back(self);

@@ -42,6 +42,7 @@ struct Prepared {
   std::vector<std::vector<Plan>> plans;         // per operand
   std::vector<std::pair<std::size_t, c10::IValue>> rewrites;
   std::optional<c10::OperatorHandle> other_op;  // what runs instead
+  std::optional<c10::OperatorHandle> out_of_place;  // of an in-place form: no way, but this one has
   bool runs = true;                             // is the operator run here?
   bool fills = false;                           // are the results the identity instead?
   std::vector<Dims> output_shapes;              // of the local results

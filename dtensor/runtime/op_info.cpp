@@ -1,5 +1,7 @@
 #include "dtensor/runtime/op_info_impl.h"
 
+#include <algorithm>
+
 namespace dtensor {
 namespace {
 
@@ -74,6 +76,15 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
     returns_alias = returns_alias || r.alias;
     returns.push_back(r);
   }
+}
+
+std::optional<c10::OperatorHandle> plain_form(const OpInfo& info) {
+  const std::size_t dot = std::min(info.name.find('.'), info.name.size());
+  if (!info.in_place || info.name[dot - 1] != '_') return std::nullopt;
+  const std::string overload = dot == info.name.size() ? "" : info.name.substr(dot + 1);
+  const auto op = c10::Dispatcher::singleton().findSchema({info.name.substr(0, dot - 1), overload});
+  if (!op || op->schema().arguments().size() != info.args.size()) return std::nullopt;
+  return *op;
 }
 
 }  // namespace dtensor

@@ -43,4 +43,7 @@ struct OpInfo {
   bool out = false;       // writes arguments given for the results
 };
 
+// "aten::add.Tensor" of "aten::add_.Tensor", if there is one with as many arguments.
+std::optional<c10::OperatorHandle> plain_form(const OpInfo& info);
+
 }  // namespace dtensor

@@ -45,6 +45,8 @@ class WrapperImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_metadata_change) const {
     auto impl = c10::make_intrusive<WrapperImpl>(c10::Storage(unsafe_storage()), key_set_, data_type_);
     copy_tensor_metadata(this, impl.get(), std::forward<Version>(version), allow_metadata_change);
+    impl->refresh_numel();
+    impl->refresh_contiguous();
     if (second_owner_) impl->mark_shared();
     return impl;
   }

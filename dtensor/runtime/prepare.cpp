@@ -65,6 +65,8 @@ c10::IValue rewritten(const Rewrite& rewrite, const Decision& decision, const Di
   switch (rewrite.kind) {
     case Rewrite::Kind::kLocalShape:
       return int_list(decision.outputs[rewrite.index]->local_shape(at));
+    case Rewrite::Kind::kLocalStride:
+      return int_list(decision.outputs[rewrite.index]->local_stride(at));
     case Rewrite::Kind::kScaled: {
       const Spec& spec = *decision.inputs[0];
       const std::int64_t global = spec.meta().shape()[rewrite.index];
@@ -80,7 +82,7 @@ c10::IValue rewritten(const Rewrite& rewrite, const Decision& decision, const Di
   return to_ivalue(rewrite.value);
 }
 
-void check_no_way(const LocalCall& call, const std::string& reason) {
+[[noreturn]] void refuse(const LocalCall& call, const std::string& reason) {
   fail_invalid(call.info.name, {.what = reason, .got = operands_text(call), .advice = "redistribute the operands first"});
 }
 
@@ -191,7 +193,11 @@ std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::
   if (returns_tensors) results = global_results(call);
   if (call.info.rule && results) {
     auto decision = decide(*call.info.rule->rule, describe(call, std::move(*results)));
-    if (!decision) check_no_way(call, decision.reason());
+    if (!decision) {
+      prepared->out_of_place = plain_form(call.info);
+      if (!prepared->out_of_place) refuse(call, decision.reason());
+      return prepared;
+    }
     prepared->decision = std::move(*decision);
   } else {
     prepared->decision = on_replicas(call);

@@ -32,14 +32,14 @@ class CommLog {
 namespace {
 
 // libtorch carries these into the threads of a backward pass; this kind is used by nothing in it.
-constexpr auto kKind = c10::DebugInfoKind::TEST_INFO_2;
+c10::DebugInfoKind watch_kind() { return c10::DebugInfoKind::TEST_INFO_2; }
 
 struct Watch : c10::DebugInfoBase {
   std::vector<std::shared_ptr<CommLog>> logs;
   CommPolicy policy = CommPolicy::kAllow;
 };
 
-const Watch* current() { return static_cast<const Watch*>(c10::ThreadLocalDebugInfo::get(kKind)); }
+const Watch* current() { return static_cast<const Watch*>(c10::ThreadLocalDebugInfo::get(watch_kind())); }
 
 std::shared_ptr<Watch> copy_of_current() {
   return current() ? std::make_shared<Watch>(*current()) : std::make_shared<Watch>();
@@ -79,7 +79,7 @@ std::int64_t group_size(const Step& step) {
 
 }  // namespace
 
-CommRecorder::CommRecorder() : log_(std::make_shared<CommLog>()), guard_(kKind, with_log(log_)) {}
+CommRecorder::CommRecorder() : log_(std::make_shared<CommLog>()), guard_(watch_kind(), with_log(log_)) {}
 std::vector<CommEvent> CommRecorder::events() const { return log_->events(); }
 void CommRecorder::clear() { log_->clear(); }
 
@@ -98,7 +98,7 @@ std::string CommRecorder::to_string() const {
   return text;
 }
 
-CommPolicyGuard::CommPolicyGuard(CommPolicy policy) : guard_(kKind, with_policy(policy)) {}
+CommPolicyGuard::CommPolicyGuard(CommPolicy policy) : guard_(watch_kind(), with_policy(policy)) {}
 
 CommCause::CommCause(const std::string& op, const std::string& reason)
     : op_before_(std::exchange(cause_op, &op)), reason_before_(std::exchange(cause_reason, &reason)) {}

@@ -78,9 +78,10 @@ at::Tensor expected_local(const Spec& from, const Spec& to, const Dims& at) {
     const auto op = from.partials()[m];
     if (op == ReduceOp::kAvg && !(one_mesh && to.partials()[m])) divisor *= static_cast<double>(from.mesh().shape()[m]);
   }
-  for (std::int64_t m = 0; one_mesh && m < to.mesh().ndim(); ++m) {
+  for (std::int64_t m = 0; m < to.mesh().ndim(); ++m) {
     const auto op = to.partials()[m];
-    if (op && op != ReduceOp::kAvg && !from.partials()[m] && at[m] != 0) embeds = op;
+    const bool stays = one_mesh && from.partials()[m];
+    if (op && op != ReduceOp::kAvg && !stays && at[m] != 0) embeds = op;
   }
   sweep::for_each_coordinate(from.mesh(), [&](const Dims& other) {
     ReduceOp op = ReduceOp::kSum;
