@@ -1,5 +1,5 @@
-// bench_dispatch: what a call on a distributed tensor costs beside the same call on a plain one, on one rank. Best of several
-// rounds, plain and distributed taken in turn, since other programs only ever add to it.
+// bench_dispatch: what a call on a distributed tensor costs beside the same call on a plain one, on one rank. Best of
+// several rounds, plain and distributed taken in turn, since other programs only ever add to it.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -58,24 +58,41 @@ void run(World& world) {
     const at::Tensor a = torch::randn({8, 8}), b = torch::randn({8, 8});
     const at::Tensor da = distribute_tensor(a, mesh, rows), db = distribute_tensor(b, mesh, {Replicate()}),
                      dc = distribute_tensor(b, mesh, rows);
-    compare("add 8x8", 20'000, [&] { at::add(a, b); }, [&] { at::add(da, dc); });
-    compare("mm 8x8", 20'000, [&] { at::mm(a, b); }, [&] { at::mm(da, db); });
-    compare("t 8x8", 20'000, [&] { a.t(); }, [&] { da.t(); });
-    compare("add_ 8x8", 20'000, [&] { a.add_(b); }, [&] { da.add_(dc); });
-    compare("view 8x8", 20'000, [&] { a.view({4, 2, 8}); }, [&] { da.view({4, 2, 8}); });
-    compare("sum 8x8", 20'000, [&] { a.sum(); }, [&] { da.sum(); });
+    compare(
+        "add 8x8", 20'000, [&] { at::add(a, b); }, [&] { at::add(da, dc); });
+    compare(
+        "mm 8x8", 20'000, [&] { at::mm(a, b); }, [&] { at::mm(da, db); });
+    compare(
+        "t 8x8", 20'000, [&] { a.t(); }, [&] { da.t(); });
+    compare(
+        "add_ 8x8", 20'000, [&] { a.add_(b); }, [&] { da.add_(dc); });
+    compare(
+        "view 8x8", 20'000,
+        [&] {
+          a.view({4, 2, 8});
+        },
+        [&] {
+          da.view({4, 2, 8});
+        });
+    compare(
+        "sum 8x8", 20'000, [&] { a.sum(); }, [&] { da.sum(); });
     const std::vector<at::Tensor> plain(8, a), ours(8, da);
-    compare("cat of 8, dim 1", 10'000, [&] { at::cat(plain, 1); }, [&] { at::cat(ours, 1); });
-    compare("from_local", 20'000, [] {}, [&] { from_local(a, mesh, rows); });
+    compare(
+        "cat of 8, dim 1", 10'000, [&] { at::cat(plain, 1); }, [&] { at::cat(ours, 1); });
+    compare(
+        "from_local", 20'000, [] {}, [&] { from_local(a, mesh, rows); });
     const DTensor handle(da);
-    compare("to_local", 20'000, [] {}, [&] { handle.to_local(); });
+    compare(
+        "to_local", 20'000, [] {}, [&] { handle.to_local(); });
     std::int64_t n = 8;
-    compare("new shape: add", 200, [] {}, [&] {
-      ++n;
-      const at::Tensor local = at::empty({n, 3});
-      const at::Tensor x = from_local(local, mesh, rows);
-      at::add(x, x);
-    });
+    compare(
+        "new shape: add", 200, [] {},
+        [&] {
+          ++n;
+          const at::Tensor local = at::empty({n, 3});
+          const at::Tensor x = from_local(local, mesh, rows);
+          at::add(x, x);
+        });
   }
   torch::nn::Sequential plain = mlp(), ours = mlp();
   distribute_module(ours, mesh);
@@ -85,11 +102,13 @@ void run(World& world) {
   const at::Tensor dx = distribute_tensor(x, mesh, rows);
   step(plain, plain_steps, x);
   step(ours, our_steps, dx);
-  compare("AdamW step, 16 params", 50, [&] { plain_steps.step(); }, [&] { our_steps.step(); });
-  compare("MLP training step", 50, [&] { step(plain, plain_steps, x); }, [&] { step(ours, our_steps, dx); });
+  compare(
+      "AdamW step, 16 params", 50, [&] { plain_steps.step(); }, [&] { our_steps.step(); });
+  compare(
+      "MLP training step", 50, [&] { step(plain, plain_steps, x); }, [&] { step(ours, our_steps, dx); });
   const DispatchStats stats = dispatch_stats();
-  std::printf("decisions: %zu kept, %llu found, %llu made\n", stats.entries, static_cast<unsigned long long>(stats.hits),
-              static_cast<unsigned long long>(stats.misses));
+  std::printf("decisions: %zu kept, %llu found, %llu made\n", stats.entries,
+              static_cast<unsigned long long>(stats.hits), static_cast<unsigned long long>(stats.misses));
 }
 
 }  // namespace

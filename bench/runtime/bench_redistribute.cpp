@@ -1,5 +1,5 @@
-// bench_redistribute: 64 MB between layouts beside plain copies, and a small one beside the bare collective, on ranks that
-// are threads. Everything in one run; the best of several rounds, since other programs only ever add to it.
+// bench_redistribute: 64 MB between layouts beside plain copies, and a small one beside the bare collective, on ranks
+// that are threads. Everything in one run; the best of several rounds, since other programs only ever add to it.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 
@@ -90,8 +90,8 @@ int main() {
   for (const std::int64_t ranks : {2, 4}) {
     dtensor::run_ranks(ranks, [&](dtensor::World& world) {
       const auto mesh = dtensor::init_device_mesh(world, at::kCPU, {ranks}, {"x"});
-      for (const dtensor::Large& which : {dtensor::Large{"S(0)", "S(1)"}, {"S(0)", "R"}, {"S(1)", "R"}, {"P", "S(0)"},
-                                          {"P", "S(1)"}}) {
+      for (const dtensor::Large& which :
+           {dtensor::Large{"S(0)", "S(1)"}, {"S(0)", "R"}, {"S(1)", "R"}, {"P", "S(0)"}, {"P", "S(1)"}}) {
         dtensor::large(world, mesh, which);
       }
       dtensor::small(world, mesh);

@@ -522,8 +522,8 @@ Reason refusal(const Instance& instance) {
   return {"no candidate can be reached from the operands"};
 }
 
-// Nothing moves; the results are cut like the operand, or not at all. A new tensor of the operand's shape is cut like it
-// too: autograd makes the gradients that it keeps in this way.
+// Nothing moves; the results are cut like the operand, or not at all. A new tensor of the operand's shape is cut like
+// it too: autograd makes the gradients that it keeps in this way.
 OrReason<Decision> decide_factory(const OpRule& rule, const OpCall& call) {
   const auto mesh = mesh_of(call);
   if (!mesh) return Reason{mesh.reason()};

@@ -38,10 +38,10 @@ struct LocalWork {
 // A static argument that the local call takes another value for. The numbers follow from a spec and a coordinate.
 struct Rewrite {
   enum class Kind : std::uint8_t {
-    kValue,       // `value`
+    kValue,        // `value`
     kLocalShape,   // the local shape of output `index`
     kLocalStride,  // its local strides
-    kScaled,      // each of `value`'s integers times the local size of operand 0's dim `index` over its global size
+    kScaled,       // each of `value`'s integers times the local size of operand 0's dim `index` over its global size
   };
   std::size_t arg = 0;  // schema position
   Kind kind = Kind::kValue;

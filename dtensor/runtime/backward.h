@@ -7,8 +7,8 @@ namespace dtensor {
 // Is this thread running a backward pass? libtorch mixes plain tensors in there. Slow.
 bool in_backward();
 
-// When the tensor is a leaf that needs a gradient: from now on its gradient arrives in its own placement (Replicate where
-// it is Partial), its redistribution started as soon as the gradient is there.
+// When the tensor is a leaf that needs a gradient: from now on its gradient arrives in its own placement (Replicate
+// where it is Partial), its redistribution started as soon as the gradient is there.
 void bring_gradient_home(const at::Tensor& tensor, Payload& payload);
 
 }  // namespace dtensor

@@ -9,7 +9,8 @@
 namespace dtensor {
 
 inline constexpr const char* kNoRawData =
-    "a distributed tensor has no data of its own to point to or to save; try to_local(), full_tensor() or save_checkpoint";
+    "a distributed tensor has no data of its own to point to or to save; try to_local(), full_tensor() or "
+    "save_checkpoint";
 
 // What hangs on a storage, past all checks.
 inline void* context_of(const c10::TensorImpl& impl) {

@@ -2,8 +2,8 @@
 // this rank's parts, wrap the results.
 #include "dtensor/runtime/dispatch.h"
 
-#include <ATen/core/List.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/variable.h>
@@ -49,8 +49,7 @@ bool plain_counts_as_replica(const LocalCall& call, const OpInfo::Arg& arg) {
 }
 
 at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh) {
-  const Spec spec =
-      Spec::make(meta_of(plain), *mesh, Placements(static_cast<std::size_t>(mesh->ndim()), Replicate()));
+  const Spec spec = Spec::make(meta_of(plain), *mesh, Placements(static_cast<std::size_t>(mesh->ndim()), Replicate()));
   return wrap(mesh->contains_me() ? plain : at::Tensor(), spec, mesh, {.shared = true});
 }
 
@@ -247,9 +246,10 @@ std::shared_ptr<const Prepared> find_or_prepare(const LocalCall& call) {
 
 void say_no_rule(const LocalCall& call) {
   if (no_rule == NoRule::kRefuse) {
-    fail_unsupported(call.info.name, {.what = "the operator has no rule, and running it on replicated operands is refused",
-                                      .got = call.operands[0].payload ? call.operands[0].payload->spec.to_string() : "",
-                                      .advice = "NoRuleGuard(NoRule::kReplicate), or a rule for it"});
+    fail_unsupported(call.info.name,
+                     {.what = "the operator has no rule, and running it on replicated operands is refused",
+                      .got = call.operands[0].payload ? call.operands[0].payload->spec.to_string() : "",
+                      .advice = "NoRuleGuard(NoRule::kReplicate), or a rule for it"});
   }
   static std::mutex mutex;
   static std::unordered_map<const OpInfo*, bool> said;
@@ -289,11 +289,12 @@ at::Tensor local_for(const Operand& operand, const std::vector<Plan>& plans) {
 at::Tensor made_up(const Prepared& prepared, std::size_t output, const LocalCall& call) {
   const Spec& spec = *prepared.decision.outputs[output];
   const LocalWork& work = prepared.decision.local;
-  if (!prepared.fills && work.others == LocalWork::Others::kKeep) return local_for(call.operands[0], prepared.plans[0]).clone();
+  if (!prepared.fills && work.others == LocalWork::Others::kKeep)
+    return local_for(call.operands[0], prepared.plans[0]).clone();
   const Dims& shape = prepared.output_shapes[output];
-  const at::Tensor result = at::empty(
-      {shape.data(), shape.size()},
-      call.operands[0].payload->local().options().dtype(scalar_type_of(spec.meta().dtype())));
+  const at::Tensor result =
+      at::empty({shape.data(), shape.size()},
+                call.operands[0].payload->local().options().dtype(scalar_type_of(spec.meta().dtype())));
   fill_identity(result, prepared.fills ? *work.identity : work.others_op);
   return result;
 }
@@ -452,9 +453,9 @@ void check_non_members(const LocalCall& call, const Prepared& prepared) {
   if (!prepared.replicated || call.mesh->contains_me()) return;
   for (const OpInfo::Return& result : call.info.returns) {
     if (result.written_arg >= 0) continue;
-    fail_unsupported(call.info.name, {.what = "an operator without a rule on a rank outside the tensor's mesh",
-                                      .got = "rank " + std::to_string(call.mesh->rank()) + " and " +
-                                             call.mesh->to_string()});
+    fail_unsupported(call.info.name,
+                     {.what = "an operator without a rule on a rank outside the tensor's mesh",
+                      .got = "rank " + std::to_string(call.mesh->rank()) + " and " + call.mesh->to_string()});
   }
 }
 
@@ -513,8 +514,8 @@ void run_detach(torch::jit::Stack* stack) {
   stack->emplace_back(at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false)));
 }
 
-// t_, unsqueeze_ and the like change what the tensor is, not what it holds: detached tensors that share its payload keep
-// theirs, and this one takes over the view that the plain form gives.
+// t_, unsqueeze_ and the like change what the tensor is, not what it holds: detached tensors that share its payload
+// keep theirs, and this one takes over the view that the plain form gives.
 void run_metadata_change(const OpInfo& info, torch::jit::Stack* stack) {
   const auto plain = plain_form(info);
   const at::Tensor self = (*stack)[stack->size() - info.args.size()].toTensor();

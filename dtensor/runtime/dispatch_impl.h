@@ -33,19 +33,19 @@ struct LocalCall {
 
 // What to do for one key: a decision, and all of it that can be worked out beforehand on this rank.
 struct Prepared {
-  std::vector<std::uint64_t> words;             // the key
+  std::vector<std::uint64_t> words;  // the key
   std::size_t hash = 0;
-  std::vector<std::optional<Spec>> operands;    // keeps the key's specs alive
+  std::vector<std::optional<Spec>> operands;  // keeps the key's specs alive
   Decision decision;
-  bool replicated = false;                      // there was no rule
-  bool moves = false;                           // some operand is redistributed
-  std::vector<std::vector<Plan>> plans;         // per operand
+  bool replicated = false;               // there was no rule
+  bool moves = false;                    // some operand is redistributed
+  std::vector<std::vector<Plan>> plans;  // per operand
   std::vector<std::pair<std::size_t, c10::IValue>> rewrites;
-  std::optional<c10::OperatorHandle> other_op;  // what runs instead
+  std::optional<c10::OperatorHandle> other_op;      // what runs instead
   std::optional<c10::OperatorHandle> out_of_place;  // of an in-place form: no way, but this one has
-  bool runs = true;                             // is the operator run here?
-  bool fills = false;                           // are the results the identity instead?
-  std::vector<Dims> output_shapes;              // of the local results
+  bool runs = true;                                 // is the operator run here?
+  bool fills = false;                               // are the results the identity instead?
+  std::vector<Dims> output_shapes;                  // of the local results
 };
 
 // Finds the tensors among the arguments and the mesh they are on. Errors: plain tensors, writing to a lost alias.

@@ -25,9 +25,9 @@ c10::OperatorHandle find_operator(const std::string& op) {
 torch::jit::Stack stack_of(const c10::OperatorHandle& op, std::vector<c10::IValue> args) {
   const auto& wanted = op.schema().arguments();
   if (args.size() > wanted.size()) {
-    fail_invalid("explain", {.what = "too many arguments",
-                             .got = std::to_string(args.size()),
-                             .expected = std::to_string(wanted.size())});
+    fail_invalid(
+        "explain",
+        {.what = "too many arguments", .got = std::to_string(args.size()), .expected = std::to_string(wanted.size())});
   }
   for (std::size_t i = args.size(); i < wanted.size(); ++i) {
     if (wanted[i].default_value()) {

@@ -33,13 +33,13 @@ std::optional<ReduceOp> identity_here(const Spec& spec, const Dims& at) {
 
 DTensor empty(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
               const at::TensorOptions& options) {
-  const auto type = options.has_dtype() ? c10::typeMetaToScalarType(options.dtype()) : at::get_default_dtype_as_scalartype();
+  const auto type =
+      options.has_dtype() ? c10::typeMetaToScalarType(options.dtype()) : at::get_default_dtype_as_scalartype();
   const Spec spec = Spec::make({Dims(sizes.begin(), sizes.end()), dtype_of(type)}, mesh, placements);
   at::Tensor local;
   if (mesh.contains_me()) {
     const Dims shape = spec.local_shape(*mesh.coordinate());
-    local = at::empty({shape.data(), shape.size()},
-                      at::TensorOptions().dtype(type).device(device_for(mesh, options)));
+    local = at::empty({shape.data(), shape.size()}, at::TensorOptions().dtype(type).device(device_for(mesh, options)));
   }
   at::Tensor result = wrap(std::move(local), spec, std::make_shared<const DeviceMesh>(mesh));
   if (options.requires_grad()) result.requires_grad_(true);

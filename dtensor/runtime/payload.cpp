@@ -69,8 +69,8 @@ at::Tensor wrap_payload(std::unique_ptr<Payload> payload, c10::Device device, co
   const auto type = c10::scalarTypeToTypeMeta(scalar_type_of(meta.dtype()));
   const at::IntArrayRef sizes(meta.shape().data(), meta.shape().size());
   const at::IntArrayRef strides(meta.stride().data(), meta.stride().size());
-  c10::Storage storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, payload.release(), &delete_payload, device),
-                       nullptr, false);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), 0,
+                       c10::DataPtr(nullptr, payload.release(), &delete_payload, device), nullptr, false);
   auto impl = options.base ? c10::make_intrusive<WrapperImpl>(c10::TensorImpl::VIEW, std::move(storage),
                                                               options.base->key_set(), type)
                            : c10::make_intrusive<WrapperImpl>(std::move(storage), keys_for(device.type()), type);

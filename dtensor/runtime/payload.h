@@ -58,8 +58,7 @@ struct WrapOptions {
 // A distributed tensor of this rank's part; with autograd history of its own.
 at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
                 const WrapOptions& options = {});
-at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec,
-                        std::shared_ptr<const DeviceMesh> mesh);
+at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh);
 
 // The handle, and all who hold it, now have `value`'s sizes and payload. Autograd state stays, the version is bumped.
 void take_over(const at::Tensor& handle, const at::Tensor& value);

@@ -83,21 +83,24 @@ c10::IValue rewritten(const Rewrite& rewrite, const Decision& decision, const Di
 }
 
 [[noreturn]] void refuse(const LocalCall& call, const std::string& reason) {
-  fail_invalid(call.info.name, {.what = reason, .got = operands_text(call), .advice = "redistribute the operands first"});
+  fail_invalid(call.info.name,
+               {.what = reason, .got = operands_text(call), .advice = "redistribute the operands first"});
 }
 
 // Without a rule, or where this libtorch cannot tell what the results will be.
 Decision on_replicas(const LocalCall& call) {
   if (call.info.takes_generator) {
-    fail_unsupported(call.info.name, {.what = "a random operator without a rule: its ranks would draw different numbers",
-                                      .got = operands_text(call)});
+    fail_unsupported(call.info.name,
+                     {.what = "a random operator without a rule: its ranks would draw different numbers",
+                      .got = operands_text(call)});
   }
   if (call.info.returns_alias) {
-    fail_unsupported(call.info.name,
-                     {.what = "an operator without a rule whose result shares memory with its operand: what is written to "
-                              "the one would be lost to the other",
-                      .got = operands_text(call),
-                      .advice = "full_tensor()"});
+    fail_unsupported(
+        call.info.name,
+        {.what = "an operator without a rule whose result shares memory with its operand: what is written to "
+                 "the one would be lost to the other",
+         .got = operands_text(call),
+         .advice = "full_tensor()"});
   }
   Decision decision;
   for (const Operand& operand : call.operands) {
@@ -125,7 +128,8 @@ void work_out(const LocalCall& call, Prepared& prepared) {
   if (!local.op.empty()) {
     const std::size_t dot = local.op.find('.');
     const std::string overload = dot == std::string::npos ? "" : local.op.substr(dot + 1);
-    prepared.other_op = c10::Dispatcher::singleton().findSchemaOrThrow(local.op.substr(0, dot).c_str(), overload.c_str());
+    prepared.other_op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(local.op.substr(0, dot).c_str(), overload.c_str());
   }
   const auto at = call.mesh->coordinate();
   if (!at) return;
@@ -179,8 +183,7 @@ OrReason<std::vector<Candidate>> ways_of(const LocalCall& call) {
   return candidates(*call.info.rule->rule, describe(call, std::move(*results)), {.explain = true});
 }
 
-std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::uint64_t> words,
-                                        std::size_t hash) {
+std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::uint64_t> words, std::size_t hash) {
   auto prepared = std::make_shared<Prepared>();
   prepared->words = std::move(words);
   prepared->hash = hash;

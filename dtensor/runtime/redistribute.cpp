@@ -93,11 +93,12 @@ at::Tensor redistribute_now(const at::Tensor& tensor, const Spec& to, std::share
 at::Tensor redistribute(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
                         const RedistributeOptions& options) {
   if (const auto reason = why_not(payload_of(tensor).spec, to)) {
-    fail_invalid("redistribute", {.what = *reason,
-                                  .got = "from " + payload_of(tensor).spec.to_string() + " to " + to.to_string()});
+    fail_invalid("redistribute",
+                 {.what = *reason, .got = "from " + payload_of(tensor).spec.to_string() + " to " + to.to_string()});
   }
   if (payload_of(tensor).spec == to && *payload_of(tensor).mesh == *mesh) return tensor;
-  if (!tensor.requires_grad() || !at::GradMode::is_enabled()) return redistribute_now(tensor, to, std::move(mesh), options);
+  if (!tensor.requires_grad() || !at::GradMode::is_enabled())
+    return redistribute_now(tensor, to, std::move(mesh), options);
   return Redistribute::apply(tensor, &to, &mesh, &options);
 }
 
@@ -112,9 +113,9 @@ void check_agreement(const DeviceMesh& mesh, const Spec& spec, const at::Tensor&
   const at::Tensor dense = local.contiguous().cpu();
   const auto* begin = static_cast<const unsigned char*>(dense.data_ptr());
   for (std::size_t i = 0; i < static_cast<std::size_t>(dense.nbytes()); ++i) bytes.add(begin[i]);
-  const at::Tensor mine = at::tensor({static_cast<std::int64_t>(said.value()), static_cast<std::int64_t>(bytes.value())},
-                                     at::kLong)
-                              .to(local.device());
+  const at::Tensor mine =
+      at::tensor({static_cast<std::int64_t>(said.value()), static_cast<std::int64_t>(bytes.value())}, at::kLong)
+          .to(local.device());
   const at::Tensor all = at::empty({2 * mesh.size()}, mine.options());
   group->all_gather(all, mine, std::vector<std::int64_t>(static_cast<std::size_t>(mesh.size()), 2))->wait();
   const at::Tensor values = all.cpu();
@@ -123,8 +124,8 @@ void check_agreement(const DeviceMesh& mesh, const Spec& spec, const at::Tensor&
   for (std::int64_t r = 0; r < mesh.size(); ++r) {
     if (value[2 * r] != value[0]) {
       fail_invalid("from_local", {.what = "the ranks disagree about the tensor",
-                                  .got = "another shape or type on rank " + std::to_string(ranks[r]) + " than on rank " +
-                                         std::to_string(ranks[0]),
+                                  .got = "another shape or type on rank " + std::to_string(ranks[r]) +
+                                         " than on rank " + std::to_string(ranks[0]),
                                   .expected = "the same global shape and type everywhere"});
     }
   }
@@ -135,8 +136,8 @@ void check_agreement(const DeviceMesh& mesh, const Spec& spec, const at::Tensor&
     const auto other = std::find(ranks.begin(), ranks.end(), first) - ranks.begin();
     if (value[2 * r + 1] == value[2 * other + 1]) continue;
     fail_invalid("from_local", {.what = "replicas hold different values",
-                                .got = "ranks " + std::to_string(first) + " and " + std::to_string(ranks[r]) + " with " +
-                                       spec.to_string(),
+                                .got = "ranks " + std::to_string(first) + " and " + std::to_string(ranks[r]) +
+                                       " with " + spec.to_string(),
                                 .expected = "the same bits where the mesh replicates"});
   }
 }

@@ -65,14 +65,14 @@ GlobalResults from_meta_kernel(const LocalCall& call) {
 
 // Operators without a meta kernel in some libtorch (1.13 has none for relu), by what their results look like.
 enum class Look : std::uint8_t {
-  kLike0,      // the first operand
-  kLike1,      // the second
-  kLayerNorm,  // the input, and mean and rstd over its normalized dims
+  kLike0,              // the first operand
+  kLike1,              // the second
+  kLayerNorm,          // the input, and mean and rstd over its normalized dims
   kLayerNormBackward,  // like the input, the weight and the bias
-  kBool,       // the first operand, as bool
-  kBroadcast,  // all operands together, the type that they are promoted to
-  kBroadcast12,  // the second and the third (where)
-  kScalar,     // one number of the first operand's type
+  kBool,               // the first operand, as bool
+  kBroadcast,          // all operands together, the type that they are promoted to
+  kBroadcast12,        // the second and the third (where)
+  kScalar,             // one number of the first operand's type
 };
 
 const std::map<std::string_view, Look>& looks() {

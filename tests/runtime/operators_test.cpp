@@ -1,5 +1,5 @@
-// Operators of every family on every placement of small meshes, forward and backward, against the same on whole tensors.
-// Shapes are uneven, some ranks hold nothing; replicas are compared bit for bit.
+// Operators of every family on every placement of small meshes, forward and backward, against the same on whole
+// tensors. Shapes are uneven, some ranks hold nothing; replicas are compared bit for bit.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -76,11 +76,19 @@ const std::vector<Case>& cases() {
       // reductions
       {"sum", {{5, 3}}, [](T t) { return t[0].sum(); }},
       {"sum_dim", {{5, 3}}, [](T t) { return t[0].sum(0); }},
-      {"sum_keepdim", {{5, 3, 2}}, [](T t) { return t[0].sum(std::vector<std::int64_t>{0, 2}, true); }},
+      {"sum_keepdim",
+       {{5, 3, 2}},
+       [](T t) {
+         return t[0].sum(std::vector<std::int64_t>{0, 2}, true);
+       }},
       {"mean", {{5, 3}}, [](T t) { return t[0].mean(); }},
       {"mean_dim", {{5, 3}}, [](T t) { return t[0].mean(1, true); }},
       {"amax", {{5, 3}}, [](T t) { return t[0].amax(0); }},
-      {"amin_all", {{5, 3}}, [](T t) { return t[0].amin(std::vector<std::int64_t>{0, 1}); }},
+      {"amin_all",
+       {{5, 3}},
+       [](T t) {
+         return t[0].amin(std::vector<std::int64_t>{0, 1});
+       }},
       {"max_all", {{5, 3}}, [](T t) { return t[0].max(); }},
       {"prod", {{5, 3}}, [](T t) { return t[0].prod(0); }},
       {"any", {{5, 3}}, [](T t) { return (t[0] > 0.9).any(); }, true, false},
@@ -94,20 +102,59 @@ const std::vector<Case>& cases() {
       {"topk", {{5, 3}}, [](T t) { return std::get<0>(t[0].topk(2, 0)); }, true, false},
       // views
       {"t", {{5, 3}}, [](T t) { return t[0].t(); }},
-      {"permute", {{5, 3, 2}}, [](T t) { return t[0].permute({2, 0, 1}); }},
-      {"reshape", {{5, 4}}, [](T t) { return t[0].reshape({2, 10}); }},
-      {"flatten", {{3, 5, 2}}, [](T t) { return t[0].reshape({15, 2}); }},
+      {"permute",
+       {{5, 3, 2}},
+       [](T t) {
+         return t[0].permute({2, 0, 1});
+       }},
+      {"reshape",
+       {{5, 4}},
+       [](T t) {
+         return t[0].reshape({2, 10});
+       }},
+      {"flatten",
+       {{3, 5, 2}},
+       [](T t) {
+         return t[0].reshape({15, 2});
+       }},
       {"unsqueeze", {{5, 3}}, [](T t) { return t[0].unsqueeze(1); }},
       {"squeeze", {{5, 1, 3}}, [](T t) { return t[0].squeeze(1); }},
-      {"expand", {{5, 1}}, [](T t) { return t[0].expand({5, 4}); }},
+      {"expand",
+       {{5, 1}},
+       [](T t) {
+         return t[0].expand({5, 4});
+       }},
       {"slice", {{7, 3}}, [](T t) { return t[0].slice(0, 1, 6, 2); }},
       {"narrow", {{7, 3}}, [](T t) { return t[0].narrow(1, 1, 2); }},
       {"select", {{5, 3}}, [](T t) { return t[0].select(0, 3); }},
-      {"chunk", {{7, 4}}, [](T t) { const auto c = t[0].chunk(2, 1); return c[0] * c[1]; }},
-      {"split", {{7, 4}}, [](T t) { const auto c = t[0].split(3, 0); return c[0] + c[1]; }},
-      {"unbind", {{3, 4}}, [](T t) { const auto c = t[0].unbind(0); return c[0] * c[2]; }},
-      {"cat", {{3, 4}, {2, 4}}, [](T t) { return at::cat({t[0], t[1]}, 0); }},
-      {"stack", {{3, 4}, {3, 4}}, [](T t) { return at::stack({t[0], t[1]}, 1); }},
+      {"chunk",
+       {{7, 4}},
+       [](T t) {
+         const auto c = t[0].chunk(2, 1);
+         return c[0] * c[1];
+       }},
+      {"split",
+       {{7, 4}},
+       [](T t) {
+         const auto c = t[0].split(3, 0);
+         return c[0] + c[1];
+       }},
+      {"unbind",
+       {{3, 4}},
+       [](T t) {
+         const auto c = t[0].unbind(0);
+         return c[0] * c[2];
+       }},
+      {"cat",
+       {{3, 4}, {2, 4}},
+       [](T t) {
+         return at::cat({t[0], t[1]}, 0);
+       }},
+      {"stack",
+       {{3, 4}, {3, 4}},
+       [](T t) {
+         return at::stack({t[0], t[1]}, 1);
+       }},
       {"flip", {{5, 3}}, [](T t) { return t[0].flip(std::vector<std::int64_t>{0}); }},
       {"tril", {{5, 4}}, [](T t) { return t[0].tril(); }},
       // normalisation, softmax, losses
@@ -121,7 +168,11 @@ const std::vector<Case>& cases() {
        {{2, 5, 4}, {2, 5, 4}, {2, 5, 4}},
        [](T t) { return at::bmm(at::softmax(at::bmm(t[0], t[1].transpose(1, 2)) / 2, -1), t[2]); }},
       // chains whose middle is laid out oddly
-      {"chain_views", {{4, 3, 2}}, [](T t) { return t[0].reshape({12, 2}).t().reshape({2, 4, 3}).exp().sum(1); }},
+      {"chain_views",
+       {{4, 3, 2}},
+       [](T t) {
+         return t[0].reshape({12, 2}).t().reshape({2, 4, 3}).exp().sum(1);
+       }},
       {"chain_partial", {{5, 4}, {4, 3}}, [](T t) { return (at::mm(t[0], t[1]) * 2 + 1).relu().sum(0); }},
       {"chain_mean", {{5, 4}}, [](T t) { return ((t[0] - t[0].mean(0)) * t[0]).mean(); }},
       {"clone_zero", {{5, 3}}, [](T t) { return at::zeros_like(t[0]) + at::ones_like(t[0]) * t[0].clone(); }},
@@ -172,7 +223,8 @@ struct Layout {
 std::vector<Layout> layouts_for(const Case& c, const Dims& mesh, Random& random) {
   const auto choices = [&](std::size_t operand) {
     std::vector<Placements> result;
-    for (const Placements& p : sweep::all_placements(mesh.size(), static_cast<std::int64_t>(c.shapes[operand].size()))) {
+    for (const Placements& p :
+         sweep::all_placements(mesh.size(), static_cast<std::int64_t>(c.shapes[operand].size()))) {
       std::int64_t partials = 0;
       for (const Placement& one : p) partials += one.is_partial() ? 1 : 0;
       if (partials <= (c.partial ? 1 : 0)) result.push_back(p);

@@ -1,4 +1,5 @@
-// Distributed tensors as tensors: operators, views, autograd, modules and optimizers, against the same on whole tensors.
+// Distributed tensors as tensors: operators, views, autograd, modules and optimizers, against the same on whole
+// tensors.
 #include "dtensor/runtime/tensor.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include "dtensor/core/error.h"
 #include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/payload.h"
+#include "dtensor/runtime/record.h"
 
 namespace dtensor {
 namespace {
@@ -16,7 +18,7 @@ namespace {
 at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed = 0) {
   std::int64_t n = 1;
   for (const std::int64_t size : sizes) n *= size;
-  return at::arange(n, at::kDouble).mul(0.37).add(0.1 * static_cast<double>(seed + 1)).sin().view(sizes);
+  return at::arange(n, at::kDouble).mul(0.37).add(0.1 * static_cast<double>(seed + 1)).sin().view(sizes).clone();
 }
 
 bool close(const at::Tensor& a, const at::Tensor& b) {
@@ -99,6 +101,88 @@ TEST(Tensor, GradientsComeHome) {
   });
 }
 
+// The gradient of a redistribution is the redistribution of the gradient, with each rank's part of the whole's.
+TEST(Tensor, RedistributionIsDifferentiable) {
+  run_ranks(4, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"a", "b"});
+    const at::Tensor full = numbers({5, 6}), weights = numbers({5, 6}, 3);
+    const std::vector<std::string> layouts = {"S(0),R", "R,S(1)", "S(0),S(1)", "S(1),S(0)", "S(0),S(0)", "R,R", "P,R"};
+    for (const std::string& from : layouts) {
+      for (const std::string& to : layouts) {
+        const Placements source = parse_placements(from), target = parse_placements(to);
+        if (target[0].is_partial() && source[0].is_shard()) continue;
+        SCOPED_TRACE(from + " to " + to);
+        at::Tensor x = laid_out(full, mesh, from).detach().requires_grad_(true);
+        for (const bool async : {false, true}) {
+          x.mutable_grad() = at::Tensor();
+          const at::Tensor y = DTensor(x).redistribute(target, {.async = async});
+          EXPECT_TRUE(close(DTensor(y).full_tensor().detach(), full));
+          (y * laid_out(weights, mesh, "R,R")).sum().backward();
+          EXPECT_EQ(DTensor(x.grad()).spec().to_string(), home_of(DTensor(x).spec()).to_string());
+          EXPECT_TRUE(close(DTensor(x.grad()).full_tensor(), weights));
+        }
+      }
+    }
+  });
+}
+
+TEST(Tensor, RedistributionInAnotherType) {
+  run_ranks(2, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
+    const at::Tensor full = numbers({5, 6});
+    const at::Tensor x = laid_out(full, mesh, "S(0)").detach().requires_grad_(true);
+    CommRecorder recorder;
+    const DTensor y =
+        DTensor(x).redistribute({Replicate()}, {.forward_dtype = at::kFloat, .backward_dtype = at::kBFloat16});
+    EXPECT_EQ(y.scalar_type(), at::kDouble);
+    EXPECT_TRUE(at::equal(y.to_local().detach(), full.to(at::kFloat).to(at::kDouble)));
+    EXPECT_EQ(recorder.bytes(), (world.rank() == 0 ? 2 : 3) * 6 * 4);
+    (y * laid_out(numbers({5, 6}, 3), mesh, "R")).sum().backward();
+    EXPECT_TRUE(at::equal(DTensor(x.grad()).full_tensor(), numbers({5, 6}, 3).to(at::kBFloat16).to(at::kDouble)));
+  });
+}
+
+// Plain tensors at both ends.
+TEST(Tensor, LocalPartsAreDifferentiable) {
+  run_ranks(2, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
+    const at::Tensor local = numbers({3, 2}, world.rank()).requires_grad_(true);
+    const DTensor x = from_local(local, mesh, {Shard(0)});
+    EXPECT_EQ(x.sizes(), at::IntArrayRef({6, 2}));
+    const at::Tensor mine = DTensor(x * 2).to_local();
+    (mine * static_cast<double>(world.rank() + 1)).sum().backward();
+    EXPECT_TRUE(at::equal(local.grad(), at::full({3, 2}, 2.0 * static_cast<double>(world.rank() + 1), at::kDouble)));
+    // Every rank does something of its own with a replica: its gradient is a sum of parts.
+    at::Tensor w = laid_out(numbers({4}), mesh, "R").detach().requires_grad_(true);
+    const at::Tensor part = DTensor(w).to_local({.grad_placements = Placements{Partial()}});
+    (part * static_cast<double>(world.rank() + 1)).sum().backward();
+    EXPECT_EQ(DTensor(w.grad()).placements(), Placements{Replicate()});
+    EXPECT_TRUE(at::equal(DTensor(w.grad()).full_tensor(), at::full({4}, 3.0, at::kDouble)));
+  });
+}
+
+TEST(Tensor, MovesToAnotherMesh) {
+  run_ranks(4, [](World& world) {
+    const DeviceMesh first = init_device_mesh(world, at::kCPU, Mesh::from_ranks({2}, {0, 1}));
+    const DeviceMesh second = init_device_mesh(world, at::kCPU, Mesh::from_ranks({3}, {1, 2, 3}));
+    const at::Tensor full = numbers({5, 6});
+    const at::Tensor x = laid_out(full, first, "S(0)").detach().requires_grad_(true);
+    const DTensor y = DTensor(x).redistribute(second, {Shard(1)});
+    EXPECT_EQ(y.to_local().defined(), world.rank() > 0);
+    if (world.rank() > 0) {
+      EXPECT_TRUE(close(y.full_tensor().detach(), full));
+    } else {
+      y.full_tensor();
+    }
+    (y * 3).sum().backward();
+    EXPECT_EQ(DTensor(x.grad()).spec(), DTensor(x).spec());
+    const at::Tensor gradient = DTensor(x.grad()).full_tensor();
+    if (world.rank() < 2) {
+      EXPECT_TRUE(close(gradient, at::full({5, 6}, 3.0, at::kDouble)));
+    }
+  });
+}
+
 TEST(Tensor, ViewsShareMemory) {
   run_ranks(2, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
@@ -119,10 +203,11 @@ TEST(Tensor, PlainTensorsAreRefused) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
     const at::Tensor full = numbers({4, 6});
     const DTensor x = laid_out(full, mesh, "S(0)");
-    EXPECT_EQ(error_of([&] { x + full; }),
-              "[aten::add.Tensor] a plain tensor among distributed ones; got f64[4,6] as argument \"other\"; expected "
-              "distributed tensors, or numbers; try distribute_tensor(tensor, mesh, placements), or ImplicitReplication "
-              "where it is the same on all ranks");
+    EXPECT_EQ(
+        error_of([&] { x + full; }),
+        "[aten::add.Tensor] a plain tensor among distributed ones; got f64[4,6] as argument \"other\"; expected "
+        "distributed tensors, or numbers; try distribute_tensor(tensor, mesh, placements), or ImplicitReplication "
+        "where it is the same on all ranks");
     const ImplicitReplication guard;
     EXPECT_TRUE(close(DTensor(x + full).full_tensor(), full + full));
   });

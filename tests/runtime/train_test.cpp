@@ -144,10 +144,11 @@ TEST(DistributeModule, RefusesWhatSharesMemory) {
       distribute_module(linear, mesh);
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
-      EXPECT_STREQ(error.what(),
-                   "[distribute_module] a tensor that shares memory cannot be distributed in place: the others would keep "
-                   "the old one; got \"weight\", f32[4,4]; expected a tensor of its own; try clone() it, or let go of its "
-                   "views and of tensors made from it by detach()");
+      EXPECT_STREQ(
+          error.what(),
+          "[distribute_module] a tensor that shares memory cannot be distributed in place: the others would keep "
+          "the old one; got \"weight\", f32[4,4]; expected a tensor of its own; try clone() it, or let go of its "
+          "views and of tensors made from it by detach()");
     }
     EXPECT_FALSE(is_dtensor(linear->bias)) << "nothing was changed";
   });

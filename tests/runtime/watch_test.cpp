@@ -82,8 +82,9 @@ TEST(Record, ForbidsWhatWasNotAskedFor) {
     const DTensor parts = from_local(numbers({4}), mesh, {Partial()});
     const CommPolicyGuard guard(CommPolicy::kForbid);
     const std::string error = error_of([&] { parts.relu(); });
-    EXPECT_EQ(error.find("[aten::relu] communication that the policy does not allow; got from f64[4] @ 2(tp) : P(sum) to"),
-              0) << error;
+    EXPECT_EQ(
+        error.find("[aten::relu] communication that the policy does not allow; got from f64[4] @ 2(tp) : P(sum) to"), 0)
+        << error;
     EXPECT_EQ(error_of([&] { x.relu(); }), "no error");
     EXPECT_EQ(error_of([&] { x.full_tensor(); }), "no error") << "it was asked for";
   });
@@ -126,10 +127,13 @@ TEST(FromLocal, ChecksThatTheRanksAgree) {
               "[from_local] the ranks disagree about the tensor; got another shape or type on rank 1 than on rank 0; "
               "expected the same global shape and type everywhere");
     const auto different = at::full({2}, static_cast<double>(world.rank()));
-    EXPECT_EQ(error_of([&] { from_local(different, mesh, {Replicate()}, {.check = true}); }),
-              "[from_local] replicas hold different values; got ranks 0 and 1 with f32[2] @ 2(x) : R; expected the same "
-              "bits where the mesh replicates");
-    EXPECT_EQ(error_of([&] { from_local(different, mesh, {Replicate(), Replicate()}); }),
+    EXPECT_EQ(
+        error_of([&] { from_local(different, mesh, {Replicate()}, {.check = true}); }),
+        "[from_local] replicas hold different values; got ranks 0 and 1 with f32[2] @ 2(x) : R; expected the same "
+        "bits where the mesh replicates");
+    EXPECT_EQ(error_of([&] {
+                from_local(different, mesh, {Replicate(), Replicate()});
+              }),
               "[from_local] one placement per mesh dim is needed; got R,R on 2(x); expected 1");
   });
 }
