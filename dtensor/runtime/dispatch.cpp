@@ -607,7 +607,10 @@ void register_all() {
 
 void ensure_registered() {
   static std::once_flag once;
-  std::call_once(once, register_all);
+  std::call_once(once, [] {
+    register_all();
+    register_reshape();
+  });
 }
 
 DispatchStats dispatch_stats() { return cache().stats(); }

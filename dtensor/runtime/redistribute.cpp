@@ -9,6 +9,7 @@
 #include "dtensor/core/error.h"
 #include "dtensor/core/hash.h"
 #include "dtensor/core/propagate.h"
+#include "dtensor/runtime/backward.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/payload.h"
 
@@ -99,6 +100,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const Spec& to, std::shared_pt
   if (payload_of(tensor).spec == to && *payload_of(tensor).mesh == *mesh) return tensor;
   if (!tensor.requires_grad() || !at::GradMode::is_enabled())
     return redistribute_now(tensor, to, std::move(mesh), options);
+  bring_gradient_home(tensor, payload_of(tensor));
   return Redistribute::apply(tensor, &to, &mesh, &options);
 }
 

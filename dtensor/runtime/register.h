@@ -5,4 +5,7 @@ namespace dtensor {
 // Makes libtorch send the operators of distributed tensors to us. Called before the first one is made.
 void ensure_registered();
 
+// Operators with a kernel of their own.
+void register_reshape();
+
 }  // namespace dtensor

@@ -8,6 +8,7 @@
 
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
+#include "dtensor/runtime/backward.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/redistribute.h"
@@ -130,15 +131,15 @@ const Spec& DTensor::spec() const { return payload_of(*this).spec; }
 const Placements& DTensor::placements() const { return spec().placements(); }
 
 at::Tensor DTensor::to_local(const ToLocalOptions& options) const {
-  if (!needs_grad(*this)) {
-    const at::Tensor& local = payload_of(*this).local();
-    return local.defined() ? local.tensor_data() : local;
-  }
+  const at::Tensor& local = payload_of(*this).local();
+  if (!local.defined()) return local;
+  if (!needs_grad(*this)) return local.tensor_data();
+  bring_gradient_home(*this, payload_of(*this));
   Spec gradient = home_of(spec());
   if (options.grad_placements) {
     gradient = Spec::make(spec().meta(), mesh(), with_size(mesh(), *options.grad_placements, "to_local"));
   }
-  return ToLocal::apply(*this, &gradient);
+  return ToLocal::apply(static_cast<const at::Tensor&>(*this), &gradient);  // autograd looks for exactly this type
 }
 
 at::Tensor DTensor::full_tensor() const {

@@ -1,0 +1,59 @@
+// aten::reshape: a view where the layout allows one, else the tensor is redistributed first. libtorch's own is made of
+// `view`, which must not move anything.
+#include <ATen/InferSize.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/_unsafe_view.h>
+#include <torch/library.h>
+
+#include "dtensor/core/error.h"
+#include "dtensor/core/propagate.h"
+#include "dtensor/core/view.h"
+#include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/redistribute.h"
+#include "dtensor/runtime/register.h"
+
+namespace dtensor {
+namespace {
+
+// Where the tensor must lie for this shape to be a view of it; chosen as for any operator.
+Spec viewable(const Spec& spec, const Dims& shape) {
+  const auto rule = find_rule("aten::_unsafe_view");
+  const OpCall call{"aten::_unsafe_view",
+                    {spec},
+                    {ArgRef::tensors(0), ArgRef::value(StaticArg::integers(shape))},
+                    {TensorMeta(shape, spec.meta().dtype())}};
+  const auto decision = decide(*rule->rule, call);
+  if (!decision) fail_invalid("aten::reshape", {.what = decision.reason(), .got = spec.to_string()});
+  return *decision->inputs[0];
+}
+
+at::Tensor reshaped(const at::Tensor& self, at::IntArrayRef wanted) {
+  const auto sizes = at::infer_size(wanted, self.numel());
+  if (!at::detail::computeStride(self.sizes(), self.strides(), sizes)) {
+    return at::_unsafe_view(self.clone(at::MemoryFormat::Contiguous), sizes);
+  }
+  const Payload& payload = payload_of(self);
+  const Dims shape(sizes.begin(), sizes.end());
+  if (reshape(payload.spec, shape)) return self.view(sizes);
+  return redistribute(self, viewable(payload.spec, shape), payload.mesh, {}).view(sizes);
+}
+
+void kernel(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const std::vector<std::int64_t> sizes = torch::jit::pop(*stack).toIntVector();
+  const at::Tensor self = torch::jit::pop(*stack).toTensor();
+  stack->emplace_back(reshaped(self, sizes));
+}
+
+}  // namespace
+
+void register_reshape() {
+  // With autograd above, and without it (inference mode).
+  for (const auto key : {c10::DispatchKey::AutogradPrivateUse3, kDTensorKey}) {
+    auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    library->impl("reshape", torch::CppFunction::makeFromBoxedFunction<&kernel>());
+  }
+}
+
+}  // namespace dtensor
