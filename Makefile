@@ -16,9 +16,9 @@ found=$$(bash cmake/find_torch.sh); read -r prefix version source <<<"$$found"; 
 build=build/torch-$$version; echo "-- libtorch $$version ($$source: $$prefix)"
 endef
 
-.PHONY: help demo test test-core build asan tsan fuzz bench lint format clean
+.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime lint format clean
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench lint format clean'
+	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime lint format clean'
 
 build:
 	@bash cmake/setup.sh core comm
@@ -55,6 +55,14 @@ bench:
 	@bash cmake/setup.sh core bench
 	@cmake -S . -B build/bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DDTENSOR_TORCH=OFF -DDTENSOR_BENCH=ON; \
 	cmake --build build/bench -j $(JOBS); for name in core plan; do build/bench/bench/bench_$$name; done
+
+# What calls and redistributions cost beside plain ones; upstream's DTensor too, where the libtorch is a Python one.
+bench-runtime:
+	@bash cmake/setup.sh core comm bench
+	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix -DDTENSOR_BENCH=ON; \
+	cmake --build $$build -j $(JOBS) --target bench_dispatch bench_redistribute; \
+	for name in dispatch redistribute; do $$build/bench/runtime/bench_$$name; done; \
+	python=$${prefix%/lib/python3*}/bin/python3; if [ -x "$$python" ]; then "$$python" bench/runtime/upstream.py; fi
 
 lint:
 	@bash cmake/setup.sh lint
