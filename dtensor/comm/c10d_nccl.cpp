@@ -12,6 +12,7 @@
 #include "dtensor/comm/c10d.h"
 #include "dtensor/comm/c10d_backend_impl.h"
 #include "dtensor/comm/c10d_store_impl.h"
+#include "dtensor/comm/reduce.h"
 #include "dtensor/core/error.h"
 
 namespace dtensor {
@@ -59,47 +60,8 @@ bool nccl_reduces(c10::ScalarType type, ReduceOp op) {
   return c10::isFloatingType(type) && op == ReduceOp::kSum;
 }
 
-at::Tensor combine(ReduceOp op, const at::Tensor& a, const at::Tensor& b) {
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAvg:
-      return a.add(b);
-    case ReduceOp::kProduct:
-      return a.mul(b);
-    case ReduceOp::kMin:
-      return a.minimum(b);
-    case ReduceOp::kMax:
-      return a.maximum(b);
-    case ReduceOp::kAnd:
-      return a.bitwise_and(b);
-    case ReduceOp::kOr:
-      return a.bitwise_or(b);
-    case ReduceOp::kXor:
-      return a.bitwise_xor(b);
-  }
-  return a;
-}
-
-// The rows of `parts`, reduced in order; as reduce_parts, on the GPU.
-at::Tensor reduce_rows(ReduceOp op, const at::Tensor& parts) {
-  const auto type = parts.scalar_type();
-  const bool sums = op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kProduct;
-  auto wide = type;
-  if (sums && (type == at::kHalf || type == at::kBFloat16)) wide = at::kFloat;
-  // Wider than the sum of any number of ranks can need; a float would not hold the sum of two large bf16.
-  if (op == ReduceOp::kAvg && c10::isFloatingType(type)) wide = at::kDouble;
-  if (op == ReduceOp::kAvg && type == at::kComplexFloat) wide = at::kComplexDouble;
-  const bool narrow = op == ReduceOp::kAvg && (type == at::kDouble || type == at::kComplexDouble);
-  const auto count = static_cast<double>(parts.size(0));
-  at::Tensor result;
-  for (std::int64_t row = 0; row < parts.size(0); ++row) {
-    auto part = parts.select(0, row).to(wide);
-    if (narrow) part = part.div(count);  // there is nothing wider
-    result = row == 0 ? part : combine(op, result, part);
-  }
-  if (op == ReduceOp::kAvg && !narrow) result = result.div(count);
-  return result.to(type);
-}
+// The rows of `parts`, reduced in order.
+at::Tensor reduce_rows(ReduceOp op, const at::Tensor& parts) { return reduce_tensors(op, parts.unbind(0)); }
 
 Tensors pieces_of(const at::Tensor& buffer, const Counts& counts) { return buffer.view({-1}).split_with_sizes(counts); }
 

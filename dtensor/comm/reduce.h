@@ -4,8 +4,13 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "dtensor/core/placement.h"
+
+namespace at {
+class Tensor;
+}
 
 namespace dtensor {
 
@@ -20,5 +25,8 @@ bool can_reduce(c10::ScalarType dtype, ReduceOp op);
 // A reduction that the dtype does not have is an error.
 void reduce_parts(ReduceOp op, c10::ScalarType dtype, void* out, std::span<const void* const> parts,
                   std::int64_t count);
+
+// The same of whole tensors, on any device, by libtorch's operators.
+at::Tensor reduce_tensors(ReduceOp op, const std::vector<at::Tensor>& parts);
 
 }  // namespace dtensor

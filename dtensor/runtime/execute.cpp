@@ -45,28 +45,6 @@ void play_copies(const Copies& copies, const at::Tensor& from, const at::Tensor&
   }
 }
 
-// out = a op b, both rounded to their type once per step; only where reduce_parts cannot go.
-at::Tensor combine(ReduceOp op, const at::Tensor& a, const at::Tensor& b) {
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAvg:
-      return a.add(b);
-    case ReduceOp::kProduct:
-      return a.mul(b);
-    case ReduceOp::kMin:
-      return a.minimum(b);
-    case ReduceOp::kMax:
-      return a.maximum(b);
-    case ReduceOp::kAnd:
-      return a.bitwise_and(b);
-    case ReduceOp::kOr:
-      return a.bitwise_or(b);
-    case ReduceOp::kXor:
-      return a.bitwise_xor(b);
-  }
-  return a;
-}
-
 void meet(const ScheduledCall::Meeting& meeting, ReduceOp op, const at::Tensor& buffer) {
   if (meeting.count == 0) return;
   if (buffer.device().is_cpu()) {
@@ -75,14 +53,9 @@ void meet(const ScheduledCall::Meeting& meeting, ReduceOp op, const at::Tensor& 
     reduce_parts(op, buffer.scalar_type(), const_cast<void*>(parts[0]), parts, meeting.count);
     return;
   }
-  const auto part = [&](std::int64_t at) { return buffer.narrow(0, at, meeting.count); };
-  // Half types are added in float, and averages of them divided there, so that neither overflows on the way.
-  const bool half = buffer.element_size() == 2 && c10::isFloatingType(buffer.scalar_type());
-  const auto type = half ? c10::ScalarType::Float : buffer.scalar_type();
-  at::Tensor sum = part(meeting.parts[0]).to(type);
-  for (std::size_t i = 1; i < meeting.parts.size(); ++i) sum = combine(op, sum, part(meeting.parts[i]).to(type));
-  if (op == ReduceOp::kAvg) sum = sum.div(static_cast<std::int64_t>(meeting.parts.size()));
-  part(meeting.parts[0]).copy_(sum);
+  std::vector<at::Tensor> parts;
+  for (const std::int64_t at : meeting.parts) parts.push_back(buffer.narrow(0, at, meeting.count));
+  parts[0].copy_(reduce_tensors(op, parts));
 }
 
 // What a read takes, given where the members' local tensors begin.

@@ -1,5 +1,10 @@
 #include "dtensor/comm/reduce.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <gtest/gtest.h>
@@ -150,6 +155,33 @@ TEST(Reduce, BlockOfDoublesWithOneOverflowIsAveragedElsewhereAsUsual) {
   a[1500] = b[1500] = top;
   const auto out = reduce<double>(ReduceOp::kAvg, ScalarType::Double, {a, b});
   for (std::size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], i == 1500 ? top : 1.5) << i;
+}
+
+// On tensors, as GPUs do it: what the loops over memory give, to the rounding of a sum.
+TEST(Reduce, TensorsAreReducedAlike) {
+  for (const auto type : {ScalarType::Double, ScalarType::Float, ScalarType::Half, ScalarType::BFloat16,
+                          ScalarType::Long, ScalarType::Byte, ScalarType::Bool, ScalarType::ComplexFloat}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct,
+                              ReduceOp::kAnd, ReduceOp::kOr, ReduceOp::kXor}) {
+      if (!can_reduce(type, op)) continue;
+      SCOPED_TRACE(std::string(to_string(op)) + " of " + c10::toString(type));
+      std::vector<at::Tensor> parts;
+      std::vector<const void*> memory;
+      for (int i = 0; i < 3; ++i) {
+        parts.push_back(at::arange(20, at::kDouble).mul(i + 1).remainder(7).to(type));
+        memory.push_back(parts.back().data_ptr());
+      }
+      const at::Tensor expected = at::empty_like(parts[0]);
+      reduce_parts(op, type, expected.data_ptr(), memory, 20);
+      const at::Tensor got = reduce_tensors(op, parts);
+      EXPECT_EQ(got.scalar_type(), type);
+      EXPECT_TRUE(at::allclose(got.to(at::kComplexDouble), expected.to(at::kComplexDouble), 1e-6, 0))
+          << got << expected;
+    }
+  }
+  const double top = std::numeric_limits<double>::max();
+  const at::Tensor large = at::full({2}, top, at::kDouble);
+  EXPECT_EQ(reduce_tensors(ReduceOp::kAvg, {large, large})[0].item<double>(), top);
 }
 
 TEST(Reduce, RefusesWhatATypeDoesNotHave) {

@@ -189,6 +189,8 @@ inline StaticArg rewritten(const Rewrite& rewrite, const Decision& decision, con
   switch (rewrite.kind) {
     case Rewrite::Kind::kValue:
       return rewrite.value;
+    case Rewrite::Kind::kLocalStride:
+      return StaticArg::integers(decision.outputs[rewrite.index]->local_stride(at));
     case Rewrite::Kind::kLocalShape:
       return calls::ints(decision.outputs[rewrite.index]->local_shape(at));
     case Rewrite::Kind::kScaled:

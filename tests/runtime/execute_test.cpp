@@ -21,9 +21,12 @@
 #include "dtensor/core/error.h"
 #include "dtensor/runtime/meta.h"
 #include "tests/core/sweep.h"
+#include "tests/runtime/helpers.h"
 
 namespace dtensor {
 namespace {
+
+using testing::error_of;
 
 using sweep::Random;
 
@@ -412,15 +415,6 @@ TEST(Execute, AveragesOfHalvesDoNotOverflow) {
       EXPECT_TRUE(at::equal(result, at::full_like(result, 60000.0)));
     }
   });
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Execute, RefusesWhatIsNotItsPart) {

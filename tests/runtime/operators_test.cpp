@@ -12,9 +12,12 @@
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/tensor.h"
 #include "tests/core/sweep.h"
+#include "tests/runtime/helpers.h"
 
 namespace dtensor {
 namespace {
+
+using testing::numbers;
 
 using sweep::Random;
 using Tensors = std::vector<at::Tensor>;
@@ -26,12 +29,6 @@ struct Case {
   bool partial = true;         // may operands be Partial?
   bool differentiable = true;  // almost everywhere
 };
-
-at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed) {
-  std::int64_t n = 1;
-  for (const std::int64_t size : sizes) n *= size;
-  return at::arange(n, at::kDouble).mul(0.73).add(static_cast<double>(seed) * 1.7 + 0.3).sin().view(sizes).clone();
-}
 
 const std::vector<Case>& cases() {
   using T = const Tensors&;
@@ -284,7 +281,8 @@ void check_case(const Case& c, const DeviceMesh& mesh, const Layout& layout, con
 TEST_P(Operators, AreThoseOfTheWhole) {
   const Case& c = case_named(GetParam());
   Tensors full;
-  for (std::size_t i = 0; i < c.shapes.size(); ++i) full.push_back(numbers(c.shapes[i], static_cast<std::int64_t>(i)));
+  for (std::size_t i = 0; i < c.shapes.size(); ++i)
+    full.push_back(numbers(c.shapes[i], 0.3 + 1.7 * static_cast<double>(i)));
   Tensors leaves;
   for (const at::Tensor& t : full) leaves.push_back(t.clone().requires_grad_(c.differentiable));
   const at::Tensor expected = c.run(leaves);

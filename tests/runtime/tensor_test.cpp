@@ -10,28 +10,16 @@
 #include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/record.h"
+#include "tests/runtime/helpers.h"
 
 namespace dtensor {
 namespace {
 
-// Numbers that depend on nothing but the shape.
-at::Tensor numbers(at::IntArrayRef sizes, std::int64_t seed = 0) {
-  std::int64_t n = 1;
-  for (const std::int64_t size : sizes) n *= size;
-  return at::arange(n, at::kDouble).mul(0.37).add(0.1 * static_cast<double>(seed + 1)).sin().view(sizes).clone();
-}
+using testing::error_of;
+using testing::numbers;
 
 bool close(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && at::allclose(a, b, 1e-12, 1e-12, true);
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 DTensor laid_out(const at::Tensor& full, const DeviceMesh& mesh, const std::string& placements) {

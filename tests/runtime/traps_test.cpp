@@ -10,24 +10,13 @@
 #include "dtensor/runtime/module.h"
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/tensor.h"
+#include "tests/runtime/helpers.h"
 
 namespace dtensor {
 namespace {
 
-at::Tensor numbers(at::IntArrayRef sizes, double start = 0.1) {
-  std::int64_t n = 1;
-  for (const std::int64_t size : sizes) n *= size;
-  return at::arange(n, at::kDouble).mul(0.37).add(start).sin().view(sizes).clone();
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using testing::error_of;
+using testing::numbers;
 
 // On two ranks, with a mesh.
 void on_two(const std::function<void(const DeviceMesh&)>& body) {

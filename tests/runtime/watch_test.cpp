@@ -19,24 +19,13 @@
 #include "dtensor/runtime/factories.h"
 #include "dtensor/runtime/record.h"
 #include "dtensor/runtime/tensor.h"
+#include "tests/runtime/helpers.h"
 
 namespace dtensor {
 namespace {
 
-at::Tensor numbers(at::IntArrayRef sizes) {
-  std::int64_t n = 1;
-  for (const std::int64_t size : sizes) n *= size;
-  return at::arange(n, at::kDouble).view(sizes);
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using testing::error_of;
+using testing::numbers;
 
 TEST(Record, SeesWhatOperatorsNeed) {
   run_ranks(2, [](World& world) {
