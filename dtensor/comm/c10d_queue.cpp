@@ -1,4 +1,7 @@
+#include <signal.h>
+
 #include <algorithm>
+#include <csignal>
 #include <exception>
 
 #include "dtensor/comm/c10d_impl.h"
@@ -136,8 +139,21 @@ void Call::finish(std::exception_ptr error) {
   queue_->changed.notify_all();
 }
 
+namespace {
+
+// Gloo writes to the sockets of peers that may be gone. The signal for that would end the program before it is told who
+// was lost; where the program has not chosen otherwise, it is ignored from now on.
+void survive_broken_pipes() {
+  struct sigaction now = {};
+  sigaction(SIGPIPE, nullptr, &now);
+  if (now.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
+}  // namespace
+
 MessageGroup::MessageGroup(MessageGroupConfig config)
     : Communicator(config.backend, config.options.name, config.rank, config.ranks), config_(std::move(config)) {
+  survive_broken_pipes();
   if (size() > 1) thread_ = std::thread([this] { serve(); });
 }
 
