@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <mutex>
 
 #include "dtensor/core/rules/rules.h"
 
@@ -26,7 +28,24 @@ const std::vector<OpRule>& table() {
   return *rows;
 }
 
+// Rows of the program, by name; never removed, so that pointers to them stay.
+struct OwnRows {
+  std::mutex mutex;
+  std::map<std::string, OpRule, std::less<>> rows;
+};
+OwnRows& own() {
+  static auto* rows = new OwnRows;
+  return *rows;
+}
+
+const OpRule* find_own(std::string_view name) {
+  const std::lock_guard lock(own().mutex);
+  const auto at = own().rows.find(name);
+  return at == own().rows.end() ? nullptr : &at->second;
+}
+
 const OpRule* find_row(std::string_view name) {
+  if (const OpRule* rule = find_own(name)) return rule;
   const auto& rows = table();
   const auto at = std::lower_bound(rows.begin(), rows.end(), name,
                                    [](const OpRule& rule, std::string_view key) { return rule.name < key; });
@@ -79,6 +98,16 @@ CallForm form_of(std::string_view name) {
   const std::string_view base = name.substr(0, dot);
   const std::string_view overload = dot == std::string_view::npos ? std::string_view() : name.substr(dot + 1);
   return {base.ends_with('_') && !base.ends_with("__"), overload == "out" || overload.ends_with("_out")};
+}
+
+void register_rule(const std::string& name, const std::string& pattern, const std::string& words) {
+  OpRule rule = parse_rule({name, pattern, words});
+  const std::lock_guard lock(own().mutex);
+  const auto [at, is_new] = own().rows.try_emplace(name, rule);
+  if (is_new || to_string(at->second) == to_string(rule)) return;
+  fail_invalid(
+      "register_rule",
+      {.what = "the operator was given another rule", .got = to_string(rule), .expected = to_string(at->second)});
 }
 
 std::optional<FoundRule> find_rule(std::string_view name) {

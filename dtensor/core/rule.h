@@ -143,6 +143,12 @@ struct FoundRule {
   bool in_place;  // the first operand is written
   bool out;       // the last operands are written
 };
+// A row of the program's own, for an operator of its own ("my::gated_mm") or in place of one of ours. Said before the
+// operator's first call on a distributed tensor, alike on all ranks; threads may say it again. See docs/rules.md for
+// the notation. Errors: what parse_rule says; another row for a name that has been given one.
+//   register_rule("my::scaled_mm", "mk,kn->mn", "linear(0) linear(1)");
+void register_rule(const std::string& name, const std::string& pattern, const std::string& words = {});
+
 // The row of an operator. In-place and `out` forms are found through the plain one: "aten::add_.Tensor" and
 // "aten::add.out" by "aten::add.Tensor".
 std::optional<FoundRule> find_rule(std::string_view name);
