@@ -201,6 +201,7 @@ class MessageGroup final : public Communicator, public Abortable {
   void connect();
   void execute(const CallPtr& call, const std::function<void()>& run);
   std::string explain(const Trouble& trouble);
+  std::optional<std::string> known_cause(const std::vector<std::int64_t>& peers, std::chrono::milliseconds patience);
   void poison(const std::string& why);
   [[noreturn]] void fail_poisoned(Operation operation);
   Clock::time_point deadline() const;

@@ -282,23 +282,28 @@ void MessageGroup::execute(const CallPtr& call, const std::function<void()>& run
     error = std::current_exception();
     poison(told.what());
   } catch (const std::exception& unknown) {
-    failed(unknown.what());
+    // Gloo refuses to start a message on a connection that it has seen break.
+    failed(known_cause(ranks(), std::chrono::milliseconds(800)).value_or(unknown.what()));
   }
   call->finish(error);  // the group may be gone after this
 }
 
-std::string MessageGroup::explain(const Trouble& trouble) {
+// Why the group is broken, if anybody has said it or says it soon; `peers` are the world ranks that it may be about.
+std::optional<std::string> MessageGroup::known_cause(const std::vector<std::int64_t>& peers,
+                                                     std::chrono::milliseconds patience) {
   {
     const std::lock_guard lock(queue_->mutex);
     if (poison_) return *poison_;
   }
+  if (!config_.liveness) return std::nullopt;
   const std::int64_t self = ranks()[static_cast<std::size_t>(rank())];
-  const auto patience = std::chrono::milliseconds(trouble.late ? 0 : 800);
-  if (config_.liveness) {
-    std::vector<std::int64_t> peers;
-    for (const std::int64_t peer : trouble.peers) peers.push_back(ranks()[static_cast<std::size_t>(peer)]);
-    if (auto cause = config_.liveness->cause(config_.key, ranks(), self, peers, patience)) return *cause;
-  }
+  return config_.liveness->cause(config_.key, ranks(), self, peers, patience);
+}
+
+std::string MessageGroup::explain(const Trouble& trouble) {
+  std::vector<std::int64_t> peers;
+  for (const std::int64_t peer : trouble.peers) peers.push_back(ranks()[static_cast<std::size_t>(peer)]);
+  if (auto cause = known_cause(peers, std::chrono::milliseconds(trouble.late ? 0 : 800))) return *cause;
   const std::string who = name_ranks(trouble.peers, ranks());
   if (!trouble.late) return "the connection to " + who + " broke";
   return "no word from " + who + " within " + std::to_string(config_.options.timeout.count()) + " ms";
