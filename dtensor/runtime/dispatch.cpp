@@ -592,6 +592,10 @@ void register_all() {
   // Never destroyed: tensors may outlive main.
   static auto* any = new torch::Library(torch::Library::IMPL, "_", kDTensorKey, __FILE__, __LINE__);
   any->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  // Operators of the program that say nothing of autograd.
+  static auto* autograd =
+      new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__);
+  autograd->fallback(torch::CppFunction::makeFallthrough());
   static auto* aten = new torch::Library(torch::Library::IMPL, "aten", kDTensorKey, __FILE__, __LINE__);
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
