@@ -8,7 +8,6 @@
 #include "dtensor/comm/world.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/hash.h"
-#include "dtensor/core/propagate.h"
 #include "dtensor/runtime/backward.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/payload.h"
@@ -59,17 +58,6 @@ Spec home_of(const Spec& spec) {
   if (!spec.has_partial()) return spec;
   return expect_spec(Spec::from_dims(spec.meta(), spec.mesh(), spec.dims(), Partials(spec.partials().size())),
                      "home_of");
-}
-
-at::Tensor moved_local(Payload& payload, const Spec& to, const PlanOptions& options) {
-  at::Tensor local = payload.local();
-  const Spec* at = &payload.spec;
-  const std::vector<Spec> stops = stops_between(payload.spec, to);
-  for (const Spec& stop : stops) {
-    local = execute(*payload.mesh, make_plan(*at, stop, options), local);
-    at = &stop;
-  }
-  return local;
 }
 
 at::Tensor redistribute_now(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,

@@ -13,9 +13,6 @@ at::Tensor redistribute(const at::Tensor& tensor, const Spec& to, std::shared_pt
 // The same without autograd.
 at::Tensor redistribute_now(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
                             const RedistributeOptions& options);
-// This rank's part under another spec of the same mesh, by way of stops_between; always freshly made unless nothing has
-// to be done.
-at::Tensor moved_local(Payload& payload, const Spec& to, const PlanOptions& options);
 
 // Do all ranks of the mesh say the same shape and type, and do replicas hold the same bits? An error on all of them if
 // not.

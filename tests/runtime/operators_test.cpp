@@ -192,8 +192,6 @@ at::Tensor laid_out(const at::Tensor& full, const DeviceMesh& mesh, const Placem
     const std::int64_t n = mesh.size(m), i = (*mesh.coordinate())[m];
     // The first has all of it and something more for each of the others, which take it away.
     part = i == 0 ? part.add(static_cast<double>(n - 1) * 3.5) : at::full_like(part, -3.5);
-    if (i == 0 && n == 1) part = full.clone();
-    if (i == 0) continue;
   }
   const sweep::Indices elements = sweep::elements_of(box_of(spec, *mesh.coordinate()), meta.shape());
   const Dims shape = spec.local_shape(*mesh.coordinate());
