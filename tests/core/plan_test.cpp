@@ -134,16 +134,15 @@ TEST(Plan, NeverDearerThanAnExhaustiveSearch) {
     const PlanOptions options{.cost = random_options(random).cost, .staging = std::int64_t{1} << 50};
     const Plan plan = make_plan(from, to, options);
     const std::int64_t best = reference::cheapest(from, to, options.cost, saturating_add(plan.time(), 1));
-    // Cuts are not parked where the target has none, so that a way may cost a slice more, and no byte.
-    std::int64_t slices = 0;
-    for (const Step& step : plan.steps()) slices += is_local(step.kind) ? step.time : 0;
-    EXPECT_GE(best, plan.time() - slices) << plan.to_string();
+    // Cuts are not parked where the target has none, so that a way may cost a local slice more: no byte, and never as
+    // much as a millionth of the time.
+    EXPECT_GE(best, plan.time() - plan.time() / 1'000'000) << plan.to_string();
     dearer += best < plan.time();
     cheaper += best > plan.time();
     ++compared;
   }
   EXPECT_GT(compared, 400);
-  EXPECT_LE(dearer, 2);
+  EXPECT_LE(dearer, 1);
   EXPECT_GT(cheaper, 20) << "flattened groups and the direct exchange should win sometimes";
 }
 
