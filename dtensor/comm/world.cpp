@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <exception>
 #include <mutex>
@@ -45,6 +46,13 @@ Rendezvous rendezvous_of(const LaunchEnvironment& environment, std::chrono::mill
           .timeout = timeout,
           .agent_store = environment.agent_store,
           .attempt = environment.attempt};
+}
+
+// Ranks of one host take its GPUs in turn; a program that wants another sets it after World::from_env.
+void choose_gpu(std::int64_t local_rank) {
+  const c10::impl::VirtualGuardImpl gpus(c10::DeviceType::CUDA);
+  const auto count = static_cast<std::int64_t>(gpus.deviceCount());
+  if (count > 0) gpus.setDevice({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(local_rank % count)});
 }
 
 TransportPtr make_transport(const std::string& backend, const LaunchEnvironment& environment,
@@ -186,7 +194,8 @@ class World::Impl : public RankContext {
   int agree_on_port() {
     int port = 0;
     if (rank_ == 0) port = RendezvousServer("127.0.0.1", 0, 1).port();
-    const auto message = at::full({1}, static_cast<double>(port), at::kLong);
+    const auto message = at::full({1}, static_cast<double>(port),
+                                  at::dtype(at::kLong).device(backend_ == "nccl" ? at::kCUDA : at::kCPU));
     everybody()->broadcast(message, 0)->wait();
     return static_cast<int>(message.item<std::int64_t>());
   }
@@ -209,6 +218,7 @@ World World::from_env(const WorldOptions& options) {
   const LaunchEnvironment environment = read_environment();
   std::string backend = options.backend.empty() ? environment.backend : options.backend;
   if (backend.empty()) backend = default_backend(environment);
+  if (backend == "nccl" && nccl_was_built()) choose_gpu(environment.local_rank);
   return World(make_transport(backend, environment, options.timeout), options);
 }
 

@@ -38,7 +38,8 @@ using MeshOptions = std::map<std::string, MeshDimOptions>;  // by the mesh dim's
 class World {
  public:
   // torchrun's, mpirun's and srun's variables; a world of one without them. The default backend is mpi under mpirun (if
-  // it was built), threads alone, gloo otherwise. Waits until all ranks have come.
+  // it was built), threads alone, gloo otherwise. With nccl, makes the GPU of the local rank current. Waits until all
+  // ranks have come.
   static World from_env(const WorldOptions& options = {});
   // Over any transport.
   explicit World(TransportPtr transport, const WorldOptions& options = {});

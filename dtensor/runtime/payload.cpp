@@ -1,6 +1,7 @@
 #include "dtensor/runtime/payload.h"
 
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
 
@@ -59,8 +60,10 @@ c10::DispatchKeySet keys_for(c10::DeviceType device) {
   return c10::DispatchKeySet({kDTensorKey, cuda ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU});
 }
 
+// The one that this rank works on.
 c10::Device device_of(const DeviceMesh& mesh) {
-  return mesh.device() == DeviceKind::kCuda ? c10::Device(c10::DeviceType::CUDA, 0) : c10::Device(c10::DeviceType::CPU);
+  if (mesh.device() != DeviceKind::kCuda) return c10::DeviceType::CPU;
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice();
 }
 
 at::Tensor wrap_payload(std::unique_ptr<Payload> payload, c10::Device device, const WrapOptions& options) {
