@@ -265,10 +265,10 @@ void say_no_rule(const LocalCall& call) {
 using Arguments = InlineVec<c10::IValue, 8>;
 using Locals = InlineVec<at::Tensor, 6>;
 
-void set_tensor(LocalCall& call, const Operand& operand, const at::Tensor& local) {
+void set_tensor(LocalCall& call, const Operand& operand, at::Tensor local) {
   c10::IValue& value = call.arg(operand.arg);
   if (call.info.args[operand.arg].kind == OpInfo::ArgKind::kTensor) {
-    value = local;
+    value = std::move(local);
   } else if (value.isTensorList()) {
     if (operand.item == 0) value = value.toTensorList().copy();
     value.toTensorList().set(operand.item, local);
@@ -295,7 +295,7 @@ at::Tensor made_up(const Prepared& prepared, std::size_t output, const LocalCall
   const at::Tensor result =
       at::empty({shape.data(), shape.size()},
                 call.operands[0].payload->local().options().dtype(scalar_type_of(spec.meta().dtype())));
-  fill_identity(result, prepared.fills ? *work.identity : work.others_op);
+  if (result.numel() > 0) fill_identity(result, prepared.fills ? *work.identity : work.others_op);
   return result;
 }
 
@@ -328,14 +328,18 @@ class Results {
     const Decision& decision = prepared_.decision;
     if (prepared_.replicated) {
       if (!local.defined()) return local;
-      return as_replica(local, call_.mesh);
+      at::Tensor result = as_replica(local, call_.mesh);
+      if (call_.info.returns_alias) payload_of(result).lost_alias = true;
+      return result;
     }
     if (output >= decision.outputs.size() || !decision.outputs[output]) return {};
     WrapOptions options;
-    const bool view = call_.info.returns_alias && decision.alias;
+    // An operator that was run as it is returns an alias of what lies here.
+    const bool as_it_is = !prepared_.moves && decision.local.is_same() && !prepared_.other_op;
+    const bool view = call_.info.returns_alias && (decision.alias || as_it_is);
     if (view) options.base = &call_.operands[0].tensor;
     at::Tensor result = wrap(local, *decision.outputs[output], call_.mesh, options);
-    if (call_.info.returns_alias && !decision.alias) payload_of(result).lost_alias = true;
+    if (call_.info.returns_alias && !view) payload_of(result).lost_alias = true;
     return result;
   }
 
@@ -469,12 +473,24 @@ void run_out_of_place(LocalCall& call, const c10::OperatorHandle& plain) {
   call.stack.emplace_back(self);
 }
 
+// sum += gradient, both unreduced.
+bool accumulate(LocalCall& call) {
+  if (call.operands.size() != 2 || !call.operands[0].payload || !call.operands[1].payload) return false;
+  const c10::IValue& factor = call.arg(2);
+  if (!factor.isInt() || factor.toInt() != 1) return false;
+  if (!add_unreduced(*call.operands[0].payload, *call.operands[1].payload)) return false;
+  torch::jit::drop(call.stack, call.info.args.size());
+  call.stack.emplace_back(call.operands[0].tensor);
+  return true;
+}
+
 void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}));
   LocalCall call{info, op, *stack, {}, nullptr};
   collect(call);
+  if (info.accumulates && accumulate(call)) return;
   const std::shared_ptr<const Prepared> prepared = find_or_prepare(call);
   if (prepared->out_of_place) return run_out_of_place(call, *prepared->out_of_place);
   if (prepared->replicated) say_no_rule(call);
@@ -482,13 +498,15 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
 
   Arguments arguments;
   if (info.writes) arguments.append(stack->end() - static_cast<std::ptrdiff_t>(info.args.size()), stack->end());
-  Locals locals(call.operands.size());
+  const bool writes_back = info.writes && prepared->moves;
+  Locals locals(writes_back ? call.operands.size() : 0);
   const CommCause cause(info.name, prepared->decision.reason);
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
     if (!operand.payload) continue;
-    locals[i] = local_for(operand, prepared->plans[i]);
-    set_tensor(call, operand, locals[i]);
+    at::Tensor local = local_for(operand, prepared->plans[i]);
+    if (writes_back) locals[i] = local;
+    set_tensor(call, operand, std::move(local));
   }
   if (info.out) give_own_outs(call);
   if (!call.mesh->contains_me()) {
@@ -501,7 +519,7 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   }
   if (info.out) {
     fill_outs(call, *prepared);
-  } else if (info.writes && prepared->moves) {
+  } else if (writes_back) {
     write_back(call, *prepared, locals);
   }
   Results(call, *prepared).wrap_all(arguments);
@@ -536,8 +554,10 @@ void run_metadata_change(const OpInfo& info, torch::jit::Stack* stack) {
 }
 
 bool changes_storage(const std::string& name) {
-  for (const char* start : {"aten::resize_", "aten::set_", "aten::as_strided_", "aten::resize_as_", "aten::resize."}) {
-    if (name.rfind(start, 0) == 0) return true;
+  const std::string base = name.substr(0, name.find('.'));
+  for (const char* known : {"aten::resize_", "aten::resize", "aten::set_", "aten::set", "aten::as_strided_",
+                            "aten::resize_as_", "aten::resize_as"}) {
+    if (base == known) return true;
   }
   return false;
 }
@@ -614,6 +634,7 @@ void ensure_registered() {
   std::call_once(once, [] {
     register_all();
     register_reshape();
+    register_composites();
   });
 }
 

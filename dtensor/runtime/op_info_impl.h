@@ -39,8 +39,9 @@ struct OpInfo {
   bool takes_generator = false;
   bool returns_alias = false;
   bool writes = false;
-  bool in_place = false;  // writes its first argument and returns it
-  bool out = false;       // writes arguments given for the results
+  bool in_place = false;     // writes its first argument and returns it
+  bool out = false;          // writes arguments given for the results
+  bool accumulates = false;  // what autograd adds gradients with
 };
 
 // "aten::add.Tensor" of "aten::add_.Tensor", if there is one with as many arguments.

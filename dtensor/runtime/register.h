@@ -7,5 +7,6 @@ void ensure_registered();
 
 // Operators with a kernel of their own.
 void register_reshape();
+void register_composites();
 
 }  // namespace dtensor

@@ -6,6 +6,8 @@ namespace {
 // Views alias their operand where their rule is free. Those that may `move` redistribute it where they have no free
 // form, and the result is then a copy; a plain `view` is refused instead.
 constexpr RuleText kRows[] = {
+    {"aten::_conj", "", "view(identity)"},
+    {"aten::_neg_view", "...->...", "linear(0)"},
     {"aten::_reshape_alias", "", "view(reshape_strides) move"},
     {"aten::_unsafe_view", "", "view(reshape) move"},
     {"aten::alias", "", "view(identity)"},
@@ -28,6 +30,8 @@ constexpr RuleText kRows[] = {
     {"aten::unsafe_split_with_sizes", "", "view(split_sizes) move"},
     {"aten::unsqueeze", "", "view(unsqueeze)"},
     {"aten::view", "", "view(reshape)"},
+    {"aten::view_as_complex", "...C->...", "linear(0)"},
+    {"aten::view_as_real", "...->...C", "linear(0)"},
 };
 
 }  // namespace
