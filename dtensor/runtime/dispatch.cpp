@@ -2,7 +2,6 @@
 // this rank's parts, wrap the results.
 #include "dtensor/runtime/dispatch.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -55,7 +54,7 @@ at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const Devic
 
 template <class Fn>
 void for_each_tensor(const LocalCall& call, Fn fn) {
-  for (std::size_t i = 0; i < call.info.args.size(); ++i) {
+  for (const std::size_t i : call.info.tensor_args) {
     const c10::IValue& value = call.arg(i);
     switch (call.info.args[i].kind) {
       case OpInfo::ArgKind::kTensor:
@@ -185,12 +184,7 @@ void make_key(const LocalCall& call, std::vector<std::uint64_t>& words) {
       words.push_back(static_cast<std::uint64_t>(operand.tensor.scalar_type()) * 2 + (wrapped ? 1 : 0));
     }
   }
-  for (std::size_t i = 0; i < call.info.args.size(); ++i) {
-    const OpInfo::Arg& arg = call.info.args[i];
-    if (arg.kind == OpInfo::ArgKind::kOther || arg.kind == OpInfo::ArgKind::kDType) {
-      add_static(words, arg.key, call.arg(i));
-    }
-  }
+  for (const std::size_t i : call.info.key_args) add_static(words, call.info.args[i].key, call.arg(i));
 }
 
 // ---- decisions, kept by each thread: nothing in them is a thread's own, it only saves a lock
@@ -262,7 +256,6 @@ void say_no_rule(const LocalCall& call) {
 
 // ---- running
 
-using Arguments = InlineVec<c10::IValue, 8>;
 using Locals = InlineVec<at::Tensor, 6>;
 
 void set_tensor(LocalCall& call, const Operand& operand, at::Tensor local) {
@@ -303,15 +296,15 @@ class Results {
  public:
   Results(LocalCall& call, const Prepared& prepared) : call_(call), prepared_(prepared) {}
 
-  // The local results are on the stack; the saved arguments are those that are returned.
-  void wrap_all(const Arguments& arguments) {
+  // The local results are on the stack; where an argument is returned, it is the caller's.
+  void wrap_all() {
     const std::size_t first = call_.stack.size() - call_.info.returns.size();
     for (std::size_t r = 0; r < call_.info.returns.size(); ++r) {
       const OpInfo::Return& result = call_.info.returns[r];
       c10::IValue& value = call_.stack[first + r];
       if (result.written_arg >= 0) {
         next_ += value.isTensorList() ? value.toTensorList().size() : 1;
-        value = arguments[static_cast<std::size_t>(result.written_arg)];
+        value = written(static_cast<std::size_t>(result.written_arg));
       } else if (result.is_tensor) {
         value = wrap_one(value.toTensor());
       } else if (result.is_list) {
@@ -323,6 +316,18 @@ class Results {
   }
 
  private:
+  // The tensor, or the list, that was given as an argument.
+  c10::IValue written(std::size_t arg) const {
+    const bool one = call_.info.args[arg].kind == OpInfo::ArgKind::kTensor;
+    std::vector<at::Tensor> list;
+    for (const Operand& operand : call_.operands) {
+      if (operand.arg != arg) continue;
+      if (one) return operand.tensor;
+      list.push_back(operand.tensor);
+    }
+    return list;
+  }
+
   at::Tensor wrap_one(const at::Tensor& local) {
     const std::size_t output = next_++;
     const Decision& decision = prepared_.decision;
@@ -485,8 +490,9 @@ bool accumulate(LocalCall& call) {
 }
 
 void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+  // Autograd and autocast are above us, and done.
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView |
       c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}));
   LocalCall call{info, op, *stack, {}, nullptr};
   collect(call);
@@ -496,8 +502,6 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   if (prepared->replicated) say_no_rule(call);
   check_non_members(call, *prepared);
 
-  Arguments arguments;
-  if (info.writes) arguments.append(stack->end() - static_cast<std::ptrdiff_t>(info.args.size()), stack->end());
   const bool writes_back = info.writes && prepared->moves;
   Locals locals(writes_back ? call.operands.size() : 0);
   const CommCause cause(info.name, prepared->decision.reason);
@@ -522,7 +526,7 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   } else if (writes_back) {
     write_back(call, *prepared, locals);
   }
-  Results(call, *prepared).wrap_all(arguments);
+  Results(call, *prepared).wrap_all();
 }
 
 // A detached tensor shares all that the tensor has, also what is still under way.

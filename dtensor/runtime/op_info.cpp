@@ -71,7 +71,11 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
     takes_generator = takes_generator || is_generator(argument);
     writes = writes || written;
     if (written && argument.is_out()) out = true;
-    args.push_back({argument.name(), kind_of(argument), written, rule ? key_use(*rule->rule, i) : KeyUse::kPlain});
+    const KeyUse key = rule ? key_use(*rule->rule, i) : KeyUse::kPlain;
+    args.push_back({argument.name(), kind_of(argument), written, key});
+    const bool is_static = args.back().kind == ArgKind::kOther || args.back().kind == ArgKind::kDType;
+    if (!is_static) tensor_args.push_back(i);
+    if (is_static && key != KeyUse::kNothing) key_args.push_back(i);
   }
   in_place = writes && !out && !args.empty() && args[0].written;
   for (const c10::Argument& result : schema.returns()) {

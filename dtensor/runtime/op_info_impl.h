@@ -34,6 +34,8 @@ struct OpInfo {
 
   std::string name;  // with the overload: "aten::add.Tensor"
   std::vector<Arg> args;
+  std::vector<std::size_t> tensor_args;  // those that are tensors or lists of them
+  std::vector<std::size_t> key_args;     // static ones that belong into the key
   std::vector<Return> returns;
   std::optional<FoundRule> rule;
   bool takes_generator = false;
