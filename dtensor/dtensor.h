@@ -17,6 +17,7 @@
 #include "dtensor/runtime/factories.h"
 #include "dtensor/runtime/local_map.h"
 #include "dtensor/runtime/module.h"
+#include "dtensor/runtime/random.h"
 #include "dtensor/runtime/record.h"
 #include "dtensor/runtime/tensor.h"
 #endif

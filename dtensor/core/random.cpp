@@ -117,13 +117,13 @@ class Permutation {
   std::array<std::uint64_t, kRounds> keys_ = {};
 };
 
-// ---- bulk
+void check(const Draw& draw, DType dtype) {
+  if (can_draw(draw, dtype)) return;
+  fail_unsupported("random", {.what = "there are no such values of this type",
+                              .got = draw.to_string() + " as " + std::string(to_string(dtype))});
+}
 
-struct Plan {
-  RandomTask task = {};
-  int lanes = 4;
-  RandomValue value = RandomValue::kDouble;
-};
+// ---- bulk
 
 template <class Real>
 void set_uniform(RandomTask& task, double from, double to) {
@@ -134,78 +134,14 @@ void set_uniform(RandomTask& task, double from, double to) {
   task.c = first < end ? std::nextafter(end, first) : first;
 }
 
-Plan plan_of(const RandomKey& key, const Draw& draw, DType dtype) {
-  Plan plan;
-  RandomTask& task = plan.task;
-  task.key[0] = key.key[0];
-  task.key[1] = key.key[1];
-  task.call = key.call;
-  task.a = draw.a;
-  task.b = draw.b;
-  const bool wide = dtype == DType::kF64;
-  const auto choose = [&](RandomWork narrow_work, RandomWork wide_work) { task.work = wide ? wide_work : narrow_work; };
-  if (wide) plan.lanes = 2;
-  switch (draw.kind) {
-    case Kind::kUniform:
-      choose(RandomWork::kUniform32, RandomWork::kUniform64);
-      if (wide) {
-        set_uniform<double>(task, draw.a, draw.b);
-      } else {
-        set_uniform<float>(task, rounded_to(dtype, draw.a), rounded_to(dtype, draw.b));
-        plan.value = dtype == DType::kF32 ? RandomValue::kFloat : RandomValue::kFloatDown;
-      }
-      break;
-    case Kind::kNormal:
-      choose(RandomWork::kNormal32, RandomWork::kNormal64);
-      if (!wide) plan.value = RandomValue::kFloat;
-      break;
-    case Kind::kLogNormal:
-      choose(RandomWork::kLogNormal32, RandomWork::kLogNormal64);
-      break;
-    case Kind::kExponential:
-      choose(RandomWork::kExponential32, RandomWork::kExponential64);
-      task.a = 1.0 / draw.a;
-      task.c = dtype == DType::kF16 ? 0x1p-24 : 0;  // what would be rounded to 0
-      break;
-    case Kind::kCauchy:
-      choose(RandomWork::kCauchy32, RandomWork::kCauchy64);
-      break;
-    case Kind::kGeometric:
-      task.work = RandomWork::kGeometric64;
-      task.a = 1.0 / log_one_plus(-draw.a);
-      plan.lanes = 2;
-      break;
-    case Kind::kBernoulli:
-      task.work = RandomWork::kBernoulli32;
-      task.range = static_cast<std::uint64_t>(std::ceil(draw.a * 0x1p32));
-      plan.lanes = 4;
-      plan.value = RandomValue::kByte;
-      break;
-    case Kind::kUnit32:
-      task.work = RandomWork::kUnit32;
-      plan.lanes = 4;
-      break;
-    case Kind::kIntegers:
-    case Kind::kPermutation:
-      task.work = RandomWork::kIntegers64;
-      task.low = static_cast<std::uint64_t>(draw.low);
-      task.range = draw.range;
-      plan.lanes = 2;
-      plan.value = RandomValue::kInt;
-      break;
-  }
-  return plan;
-}
-
 // Collects runs of elements until there are enough blocks to be worth the while, makes them and stores what was asked.
 class Writer {
  public:
-  Writer(Plan plan, DType dtype, void* out)
+  Writer(const RandomPlan& plan, void* out)
       : plan_(plan),
-        size_(element_size(dtype)),
+        size_(element_size(plan.stored)),
         out_(static_cast<unsigned char*>(out)),
-        direct_(is_stored_as_is(plan.value, dtype)),
-        dtype_(dtype) {
+        direct_(is_stored_as_is(plan.value, plan.stored)) {
     plan_.task.blocks = blocks_;
   }
 
@@ -243,7 +179,7 @@ class Writer {
     if (used_ == 0) return;
     make(values_);
     for (const Piece& piece : pieces_) {
-      store_random(plan_.value, values_, piece.from, piece.count, dtype_, out_ + piece.to * size_);
+      store_random(plan_.value, values_, piece.from, piece.count, plan_.stored, out_ + piece.to * size_);
     }
     pieces_.clear();
     used_ = 0;
@@ -269,28 +205,21 @@ class Writer {
     }
   }
 
-  Plan plan_;
+  RandomPlan plan_;
   const std::int64_t size_;
   unsigned char* const out_;
   const bool direct_;
-  const DType dtype_;
   int used_ = 0;
   std::uint64_t blocks_[RandomTask::kMaxBlocks];
   alignas(64) double values_[RandomTask::kMaxBlocks * 4];
   std::vector<Piece> pieces_;
 };
 
-void check(const Draw& draw, DType dtype) {
-  if (can_draw(draw, dtype)) return;
-  fail_unsupported("random", {.what = "there are no such values of this type",
-                              .got = draw.to_string() + " as " + std::string(to_string(dtype))});
-}
-
 // Calls each_run(fn) with fn(first element, place, count), in elements of `dtype`.
 template <class EachRun>
-void draw_runs(const RandomKey& key, Draw draw, DType dtype, void* out, EachRun each_run) {
-  check(draw, dtype);
+void draw_runs(const RandomKey& key, const Draw& draw, DType dtype, void* out, EachRun each_run) {
   if (draw.kind == Kind::kPermutation) {
+    check(draw, dtype);
     const Permutation permutation(key, draw.range);
     std::vector<std::int64_t> values;
     each_run([&](std::int64_t first, std::int64_t at, std::int64_t count) {
@@ -304,10 +233,9 @@ void draw_runs(const RandomKey& key, Draw draw, DType dtype, void* out, EachRun 
     });
     return;
   }
-  const DType real = real_of(dtype);
-  const std::int64_t unit = real == dtype ? 1 : 2;
-  if (unit == 2 && draw.kind == Kind::kNormal) draw.b *= 0.70710678118654752440;
-  Writer writer(plan_of(key, draw, real), real, out);
+  const RandomPlan plan = random_plan(key, draw, dtype);
+  const std::int64_t unit = plan.per_element;
+  Writer writer(plan, out);
   each_run([&](std::int64_t first, std::int64_t at, std::int64_t count) {
     writer.add(first * unit, at * unit, count * unit);
   });
@@ -325,6 +253,74 @@ RandomKey random_key(std::uint64_t seed, std::uint64_t stream, std::uint64_t cal
   const auto mixed =
       philox4x32({low_half(stream), high_half(stream), high_half(call), kKey}, {low_half(seed), high_half(seed)});
   return {{mixed[0], mixed[1]}, low_half(call)};
+}
+
+RandomPlan random_plan(const RandomKey& key, const Draw& draw, DType whole) {
+  check(draw, whole);
+  const DType dtype = real_of(whole);
+  RandomPlan plan;
+  plan.stored = dtype;
+  plan.per_element = dtype == whole ? 1 : 2;
+  RandomTask& task = plan.task;
+  task.key[0] = key.key[0];
+  task.key[1] = key.key[1];
+  task.call = key.call;
+  task.a = draw.a;
+  task.b = draw.b;
+  const bool wide = dtype == DType::kF64;
+  const auto choose = [&](RandomWork narrow_work, RandomWork wide_work) { task.work = wide ? wide_work : narrow_work; };
+  if (wide) plan.lanes = 2;
+  switch (draw.kind) {
+    case Kind::kUniform:
+      choose(RandomWork::kUniform32, RandomWork::kUniform64);
+      if (wide) {
+        set_uniform<double>(task, draw.a, draw.b);
+      } else {
+        set_uniform<float>(task, rounded_to(dtype, draw.a), rounded_to(dtype, draw.b));
+        plan.value = dtype == DType::kF32 ? RandomValue::kFloat : RandomValue::kFloatDown;
+      }
+      break;
+    case Kind::kNormal:
+      choose(RandomWork::kNormal32, RandomWork::kNormal64);
+      if (!wide) plan.value = RandomValue::kFloat;
+      if (dtype != whole) task.b *= 0.70710678118654752440;
+      break;
+    case Kind::kLogNormal:
+      choose(RandomWork::kLogNormal32, RandomWork::kLogNormal64);
+      break;
+    case Kind::kExponential:
+      choose(RandomWork::kExponential32, RandomWork::kExponential64);
+      task.a = 1.0 / draw.a;
+      task.c = dtype == DType::kF16 ? 0x1p-24 : 0;  // what would be rounded to 0
+      break;
+    case Kind::kCauchy:
+      choose(RandomWork::kCauchy32, RandomWork::kCauchy64);
+      break;
+    case Kind::kGeometric:
+      task.work = RandomWork::kGeometric64;
+      task.a = 1.0 / log_one_plus(-draw.a);
+      plan.lanes = 2;
+      break;
+    case Kind::kBernoulli:
+      task.work = RandomWork::kBernoulli32;
+      task.range = static_cast<std::uint64_t>(std::ceil(draw.a * 0x1p32));
+      plan.lanes = 4;
+      plan.value = RandomValue::kByte;
+      break;
+    case Kind::kUnit32:
+      task.work = RandomWork::kUnit32;
+      plan.lanes = 4;
+      break;
+    case Kind::kIntegers:
+    case Kind::kPermutation:
+      task.work = RandomWork::kIntegers64;
+      task.low = static_cast<std::uint64_t>(draw.low);
+      task.range = draw.range;
+      plan.lanes = 2;
+      plan.value = RandomValue::kInt;
+      break;
+  }
+  return plan;
 }
 
 RandomKernel random_kernel() {

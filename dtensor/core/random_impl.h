@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+#include "dtensor/core/random.h"
+#include "dtensor/core/random_store_impl.h"
+
 namespace dtensor {
 
 enum class RandomWork : std::uint8_t {
@@ -42,6 +45,17 @@ struct RandomTask {
   // for kBernoulli32, std::int64_t for kIntegers64, else double. Room for the rounded count.
   void* out;
 };
+
+// How the values of a tensor are made: those of a complex one are twice as many real ones.
+struct RandomPlan {
+  RandomTask task = {};
+  int lanes = 4;  // values per block
+  RandomValue value = RandomValue::kDouble;
+  DType stored = DType::kF32;
+  std::int64_t per_element = 1;
+};
+// Errors: what can_draw says no to. Not for permutations.
+RandomPlan random_plan(const RandomKey& key, const Draw& draw, DType dtype);
 
 using RandomKernel = void (*)(const RandomTask& task);
 void random_kernel_portable(const RandomTask& task);

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "dtensor/core/error.h"
+#include "dtensor/core/random_math_impl.h"
 
 namespace dtensor {
 namespace {
@@ -13,9 +14,13 @@ namespace {
 // 16-bit floating types, by their bits.
 struct Half {
   std::uint16_t bits;
+  static Half nearest(float x) { return {random_math::half_nearest(x)}; }
+  static Half down(float x) { return {random_math::half_down(x)}; }
 };
 struct BFloat {
   std::uint16_t bits;
+  static BFloat nearest(float x) { return {random_math::bfloat_nearest(x)}; }
+  static BFloat down(float x) { return {random_math::bfloat_down(x)}; }
 };
 
 float to_float(BFloat x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
@@ -34,48 +39,6 @@ float to_float(Half x) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | sign);
 }
 
-// To nearest, ties to even.
-void round_into(float x, BFloat& out) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
-  out.bits = static_cast<std::uint16_t>(nan ? 0x7FC0u : (bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16);
-}
-
-void round_into(float x, Half& out) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
-  std::uint32_t result;
-  if (magnitude > 0x7F800000u) {
-    result = 0x7E00u;
-  } else if (magnitude >= 0x477FF000u) {  // 65520 and more
-    result = 0x7C00u;
-  } else if (magnitude < 0x38800000u) {  // below 2^-14: multiples of 2^-24, which adding 1/2 rounds to
-    result = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3F000000u;
-  } else {
-    result = (magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1)) >> 13;
-  }
-  out.bits = static_cast<std::uint16_t>(result | ((bits >> 16) & 0x8000u));
-}
-
-// The largest value not above x, for finite x.
-void round_down_into(float x, BFloat& out) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  out.bits = static_cast<std::uint16_t>((bits + (bits >> 31) * 0xFFFFu) >> 16);
-}
-
-void round_down_into(float x, Half& out) {
-  const auto bits = std::bit_cast<std::uint32_t>(x);
-  const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
-  const std::uint32_t negative = bits >> 31;
-  // Below 2^-14: whole multiples of 2^-24.
-  const float multiples = std::bit_cast<float>(magnitude < 0x38800000u ? magnitude : 0) * 0x1p24f;
-  const auto whole = static_cast<std::int32_t>(multiples);
-  const std::uint32_t up = negative & (static_cast<float>(whole) < multiples ? 1u : 0u);
-  const std::uint32_t small = static_cast<std::uint32_t>(whole) + up;
-  const std::uint32_t large = (magnitude - 0x38000000u + negative * 0x1FFFu) >> 13;
-  out.bits = static_cast<std::uint16_t>((magnitude < 0x38800000u ? small : large) | (negative << 15));
-}
-
 template <class Out, class In>
 void store_as(const In* in, std::int64_t count, void* to, bool down) {
   auto* out = static_cast<Out*>(to);
@@ -83,11 +46,8 @@ void store_as(const In* in, std::int64_t count, void* to, bool down) {
     std::memcpy(out, in, static_cast<std::size_t>(count) * sizeof(Out));
   } else if constexpr (std::is_same_v<Out, Half> || std::is_same_v<Out, BFloat>) {
     for (std::int64_t i = 0; i < count; ++i) {
-      if (down) {
-        round_down_into(static_cast<float>(in[i]), out[i]);
-      } else {
-        round_into(static_cast<float>(in[i]), out[i]);
-      }
+      const auto value = static_cast<float>(in[i]);
+      out[i] = down ? Out::down(value) : Out::nearest(value);
     }
   } else if constexpr (std::is_integral_v<Out> && std::is_floating_point_v<In>) {
     constexpr auto kMax = std::numeric_limits<Out>::max();
@@ -169,16 +129,8 @@ void store_random(RandomValue value, const void* values, std::int64_t from, std:
 double rounded_to(DType dtype, double value) {
   const auto narrow = static_cast<float>(value);
   if (dtype == DType::kF32) return narrow;
-  if (dtype == DType::kF16) {
-    Half half{};
-    round_into(narrow, half);
-    return to_float(half);
-  }
-  if (dtype == DType::kBF16) {
-    BFloat half{};
-    round_into(narrow, half);
-    return to_float(half);
-  }
+  if (dtype == DType::kF16) return to_float(Half::nearest(narrow));
+  if (dtype == DType::kBF16) return to_float(BFloat::nearest(narrow));
   return value;
 }
 
