@@ -60,8 +60,8 @@ bench:
 bench-runtime:
 	@bash cmake/setup.sh core comm bench
 	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix -DDTENSOR_BENCH=ON; \
-	cmake --build $$build -j $(JOBS) --target bench_dispatch bench_redistribute; \
-	for name in dispatch redistribute; do $$build/bench/runtime/bench_$$name; done; \
+	cmake --build $$build -j $(JOBS) --target bench_dispatch bench_redistribute bench_random; \
+	for name in dispatch redistribute random; do $$build/bench/runtime/bench_$$name; done; \
 	python=$${prefix%/lib/python3*}/bin/python3; if [ -x "$$python" ]; then "$$python" bench/runtime/upstream.py; fi
 
 lint:

@@ -19,6 +19,7 @@
 #include "dtensor/runtime/local_map.h"
 #include "dtensor/runtime/mesh_scope.h"
 #include "dtensor/runtime/module.h"
+#include "dtensor/runtime/random.h"
 #include "dtensor/runtime/record.h"
 #include "dtensor/runtime/tensor.h"
 #endif

@@ -624,7 +624,8 @@ void register_all() {
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = c10::Dispatcher::singleton().findOp(name);
-    // Those made of other operators reach us through them.
+    // Those made of other operators reach us through them, random ones have kernels of their own.
+    if (has_random_kernel(name)) continue;
     if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     const std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
     aten->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OpKernel>()));
@@ -639,6 +640,7 @@ void ensure_registered() {
     register_all();
     register_reshape();
     register_composites();
+    register_random();
   });
 }
 

@@ -21,7 +21,8 @@ struct DistributeModuleOptions {
 
 // Turns every parameter and buffer of the module into a distributed tensor, in place: the module's class, its members
 // and an optimizer that was made before see them. Parameters that are registered several times stay one. Without
-// `place` all are replicated. Gradients that are already there are distributed alike.
+// `place` all are replicated. Gradients that are already there are distributed alike. Tensors on the meta device become
+// parts without values, to be drawn (the module's reset_parameters) or loaded: nobody ever holds them whole.
 // Errors, before anything is changed: a parameter that has views or shares memory with another tensor, or that is
 // distributed over another mesh. Those that are on this mesh already are left alone.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PlaceParameter& place = {},
