@@ -15,7 +15,9 @@ from layouts import distribute, effective, home, layouts_for
 TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 2e-4, torch.complex64: 2e-4}
 OTHER_TYPES = (torch.int64, torch.bool, torch.complex128, torch.complex64)
 MOST_ELEMENTS = 20000
-LIMIT = 8  # seconds that ranks may differ in reaching the end of a case
+LIMIT = 20  # seconds that ranks may differ in reaching the end of a case
+LIMIT_OF_ERROR = 3  # the same, where one has failed: the others may be waiting for it
+MOST_APART = 4  # cases that leave the ranks apart, until an operator is given up
 
 
 def types_of(op):
@@ -162,7 +164,7 @@ def judge(slots, plain):
     if errors:
         if len(errors) < len(slots) or len({_without_rank(e) for e in errors}) > 1:
             texts = [s[1] if s[0] == "error" else "ok" for s in slots]
-            return "ranks disagree", " / ".join(dict.fromkeys(texts))
+            return "ranks disagree", _joined(texts)
         return kind_of_error(errors[0]), errors[0]
     expected = expected_values(plain)
     for rank, (_, values) in enumerate(slots):
@@ -175,6 +177,12 @@ def judge(slots, plain):
             if isinstance(got, torch.Tensor) and isinstance(first, torch.Tensor) and not _same_bits(got, first):
                 return "replicas differ", f"{name} of rank {rank} has other bits than that of rank 0"
     return "pass", ""
+
+
+def _joined(texts):
+    """What ranks say, their own errors before those that follow from another rank's."""
+    follows = lambda text: "left threads group" in text or text in ("ok", "did not come back")  # noqa: E731
+    return " / ".join(sorted(dict.fromkeys(texts), key=follows))
 
 
 def _without_rank(text):
@@ -198,6 +206,8 @@ class Apart(Exception):
 class Round:
     """All layouts of one sample on one mesh: ranks start each case together and meet again at its end."""
 
+    times_apart = 0
+
     def __init__(self, call, plain, mesh_shape, cases, report):
         self.call, self.plain, self.mesh_shape, self.cases, self.report = call, plain, mesh_shape, cases, report
         self.count = 1
@@ -209,7 +219,7 @@ class Round:
 
     def run(self):
         """Starts the ranks anew where a case left them apart."""
-        while self.done < len(self.cases):
+        while self.done < len(self.cases) and self.times_apart < MOST_APART:
             self.apart = False
             self.barrier = threading.Barrier(self.count)
             try:
@@ -220,8 +230,9 @@ class Round:
                 self._report_apart(error)
 
     def _report_apart(self, error):
+        Round.times_apart += 1
         texts = [s[1] if s and s[0] == "error" else "ok" if s else "did not come back" for s in self.slots]
-        text = " / ".join(dict.fromkeys(texts)) if len(set(texts)) > 1 else f"{type(error).__name__}: {error}"
+        text = _joined(texts) if len(set(texts)) > 1 else f"{type(error).__name__}: {error}"
         self.report(self.cases[self.done], "ranks disagree", text)
         self.done += 1
 
@@ -238,7 +249,7 @@ class Round:
             except Exception as error:  # noqa: BLE001
                 slot = ("error", " ".join(f"{type(error).__name__}: {error}".split()))
             self.slots[world.rank] = slot
-            self.barrier.wait(LIMIT)
+            self.barrier.wait(LIMIT if slot[0] == "ok" else LIMIT_OF_ERROR)
             if world.rank == 0:
                 kind, text = judge(self.slots, self.plain)
                 self.report(case, kind, text)

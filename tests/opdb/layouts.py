@@ -91,7 +91,6 @@ def distribute(full, mesh, placements):
     """This rank's handle to a distributed copy of a plain tensor that all ranks have; nothing is sent."""
     entries = placements.split(",")
     value = full.detach().clone()
-    value = value if value.layout != torch.strided else value.as_strided(full.size(), full.stride())
     if "P(sum)" not in entries:
         return dtensor.distribute_tensor(value, mesh, placements)
     dims = [m for m, p in enumerate(entries) if p == "P(sum)"]
@@ -102,7 +101,7 @@ def distribute(full, mesh, placements):
         total *= count
     part = _parts(value, total)[index]
     cut = ",".join("R" if p == "P(sum)" else p for p in entries)
-    local = dtensor.to_local(dtensor.distribute_tensor(part, mesh, cut))
+    local = dtensor.to_local(dtensor.distribute_tensor(part, mesh, cut)).clone(memory_format=torch.contiguous_format)
     return dtensor.from_local(local, mesh, placements, shape=list(full.shape))
 
 

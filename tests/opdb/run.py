@@ -69,6 +69,7 @@ class Job:
         self.current, self.buffer, self.heard = None, b"", time.monotonic()
         self.reader, writer = os.pipe()
         sys.stdout.flush()
+        check.Round.times_apart = 0
         self.pid = os.fork()
         if self.pid:
             os.close(writer)
@@ -207,8 +208,9 @@ def finish(job, hung, running, summaries, watch, options):
 
 
 def show_progress(done, total, summaries, running, began):
-    if not sys.stdout.isatty() and done % 50:
+    if not sys.stdout.isatty() and (done % 50 or done == show_progress.done):
         return
+    show_progress.done = done
     failed = sum(s["status"] == "FAIL" for s in summaries)
     names = ", ".join(job.op.full_name for job in running.values())
     line = f"{done} of {total} operators, {failed} failed, {time.monotonic() - began:.0f} s: {names}"
@@ -217,7 +219,7 @@ def show_progress(done, total, summaries, running, began):
         show_progress.last = line
 
 
-show_progress.last = ""
+show_progress.last, show_progress.done = "", -1
 
 
 def print_summary(summaries, skipped):
