@@ -16,9 +16,9 @@ found=$$(bash cmake/find_torch.sh); read -r prefix version source <<<"$$found"; 
 build=build/torch-$$version; echo "-- libtorch $$version ($$source: $$prefix)"
 endef
 
-.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime lint format clean
+.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime opdb lint format clean
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime lint format clean'
+	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime opdb lint format clean'
 
 build:
 	@bash cmake/setup.sh core comm
@@ -63,6 +63,16 @@ bench-runtime:
 	cmake --build $$build -j $(JOBS) --target bench_dispatch bench_redistribute bench_random; \
 	for name in dispatch redistribute random; do $$build/bench/runtime/bench_$$name; done; \
 	python=$${prefix%/lib/python3*}/bin/python3; if [ -x "$$python" ]; then "$$python" bench/runtime/upstream.py; fi
+
+# All of PyTorch's operator database on distributed tensors; OPDB='--op add --mesh 4' runs a part (tests/opdb/run.py --help).
+OPDB ?=
+opdb: export TORCH := $(or $(TORCH),2.13.0)
+opdb:
+	@bash cmake/setup.sh core comm python
+	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix $(CMAKE_ARGS) >/dev/null; \
+	cmake --build $$build -j $(JOBS) --target dtensor_python; \
+	PYTHONPATH=$$build/python:$${PYTHONPATH:-} "$${prefix%/lib/python3*}/bin/python3" tests/opdb/run.py \
+	  --jobs $(JOBS) --out $$build/opdb.json $(OPDB)
 
 lint:
 	@bash cmake/setup.sh lint
