@@ -41,15 +41,18 @@ asan tsan:
 	@bash cmake/setup.sh core
 	@cmake --preset $@ -DDTENSOR_TORCH=OFF; cmake --build --preset $@ -j $(JOBS); ctest --preset $@ -j $(JOBS)
 
-# One minute of the parsers under libFuzzer, with the corpus of tests/core/corpus.
+# What reads bytes from outside under libFuzzer, for so long in all, each with its corpus.
 FUZZ_SECONDS ?= 60
 fuzz:
 	@bash cmake/setup.sh core fuzz
 	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DDTENSOR_TORCH=OFF -DDTENSOR_FUZZ=ON \
 	  -DDTENSOR_TOOLS=OFF -DDTENSOR_SANITIZE=address,undefined; \
-	cmake --build build/fuzz -j $(JOBS) --target fuzz_text; mkdir -p build/fuzz/corpus; \
-	build/fuzz/tests/core/fuzz_text -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -timeout=10 -rss_limit_mb=2048 \
-	  -artifact_prefix=build/fuzz/ build/fuzz/corpus tests/core/corpus
+	cmake --build build/fuzz -j $(JOBS) --target fuzz_text fuzz_rendezvous; \
+	for target in core:fuzz_text comm:fuzz_rendezvous; do \
+	  folder=$${target%%:*}; name=$${target##*:}; program=$$(find build/fuzz/tests -name $$name -type f); \
+	  mkdir -p build/fuzz/corpus-$$folder; \
+	  $$program -max_total_time=$$(( $(FUZZ_SECONDS) / 2 )) -print_final_stats=1 -timeout=10 -rss_limit_mb=2048 \
+	    -artifact_prefix=build/fuzz/ build/fuzz/corpus-$$folder tests/$$folder/corpus; done
 
 bench:
 	@bash cmake/setup.sh core bench
