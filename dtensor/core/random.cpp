@@ -8,9 +8,9 @@
 
 #include "dtensor/core/boxes.h"
 #include "dtensor/core/error.h"
-#include "dtensor/core/random_impl.h"
-#include "dtensor/core/random_math_impl.h"
-#include "dtensor/core/random_store_impl.h"
+#include "dtensor/core/random_math.h"
+#include "dtensor/core/random_plan.h"
+#include "dtensor/core/random_store.h"
 
 namespace dtensor {
 namespace {

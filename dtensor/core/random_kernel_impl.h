@@ -2,8 +2,8 @@
 
 // The body of random_kernel_*: included once by each, and compiled for the instructions that its file is given.
 
-#include "dtensor/core/random_impl.h"
-#include "dtensor/core/random_math_impl.h"
+#include "dtensor/core/random_math.h"
+#include "dtensor/core/random_plan.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

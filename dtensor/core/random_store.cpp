@@ -1,4 +1,4 @@
-#include "dtensor/core/random_store_impl.h"
+#include "dtensor/core/random_store.h"
 
 #include <bit>
 #include <cstring>
@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "dtensor/core/error.h"
-#include "dtensor/core/random_math_impl.h"
+#include "dtensor/core/random_math.h"
 
 namespace dtensor {
 namespace {

@@ -8,9 +8,10 @@
 #include <cstring>
 #include <set>
 
-#include "dtensor/core/random_impl.h"
-#include "dtensor/core/random_math_impl.h"
-#include "dtensor/core/random_store_impl.h"
+#include "dtensor/core/random_math.h"
+#include "dtensor/core/random_plan.h"
+#include "dtensor/core/random_state.h"
+#include "dtensor/core/random_store.h"
 #include "tests/core/expect_error.h"
 #include "tests/core/sweep.h"
 
@@ -256,6 +257,26 @@ TEST(Random, ElementaryFunctionsAreAccurate) {
   EXPECT_LT(exp64, 2);
   EXPECT_LT(sin32, 2);
   EXPECT_LT(sin64, 2);
+}
+
+TEST(Random, StatesGoAroundThroughText) {
+  RandomSource source;
+  source.seed(~std::uint64_t{0} - 6);
+  source.next();
+  RandomState state = source.state();
+  EXPECT_EQ(state.to_string(), "seed -7, stream 0, calls 0:1");
+  state.stream = 5;
+  source.set_state(state);
+  EXPECT_EQ(source.next(), random_key(state.seed, 5, 0));
+  EXPECT_EQ(source.state().to_string(), "seed -7, stream 5, calls 0:1 5:1");
+  EXPECT_EQ(RandomState::parse(source.state().to_string()), source.state());
+  EXPECT_ERROR(RandomState::parse("seed 7"), kInvalidArgument,
+               "[RandomState] expected \",\"; got \"seed 7\" at column 7; expected seed 7, stream 0, calls 0:12 5:3");
+  // Only the common stream is compared between ranks.
+  EXPECT_EQ(RandomSource::calls_of(*source.progress()), 1u);
+  const std::uint64_t before = *source.progress();
+  source.next();
+  EXPECT_EQ(*source.progress(), before);
 }
 
 TEST(Random, WhatCannotBeDrawnIsSaid) {

@@ -3,6 +3,7 @@
 #include "dtensor/runtime/random.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/multinomial.h>
@@ -60,6 +61,20 @@ TEST(RandomTensor, ProcessesDrawTheSame) {
       EXPECT_NE(result.out.find("rank " + std::to_string(rank) + ": all alike"), std::string::npos) << result.out;
     }
   }
+}
+
+// A GPU draws the CPU's bits.
+TEST(RandomTensor, DevicesDrawTheSame) {
+  if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no GPU";
+  run_ranks(1, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCUDA, {1});
+    for (const char* only : {"rand", "uniform_", "normal_", "log_normal_", "exponential_", "cauchy_", "geometric_",
+                             "bernoulli", "dropout", "native_dropout", "feature", "like", "generator", "views"}) {
+      for (const Dims& shape : {Dims{7, 5}, Dims{301, 1000}}) {
+        EXPECT_EQ(check_random_cases(world, mesh, {Shard(0)}, shape, only), "");
+      }
+    }
+  });
 }
 
 TEST(RandomTensor, StateCanBeReadSetAndReplayed) {
@@ -149,7 +164,7 @@ TEST(RandomTensor, WhatCannotBeIsRefused) {
     DTensor partial = zeros({4}, mesh, {Partial()});
     EXPECT_EQ(error_of([&] { partial.uniform_(); }),
               "[aten::uniform_] random values into a Partial tensor: their sum would be another distribution; got "
-              "f32[4] @ 2(x) : P; expected Shard and Replicate; try redistribute it first");
+              "f32[4] @ 2(x) : P(sum); expected Shard and Replicate; try redistribute it first");
     EXPECT_NE(error_of([&] { rand({4}, mesh, {Partial()}); }).find("[rand] random values into a Partial"),
               std::string::npos);
     DTensor integers = zeros({4}, mesh, {Shard(0)}, at::kLong);

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "dtensor/core/random.h"
-#include "dtensor/core/random_store_impl.h"
+#include "dtensor/core/random_store.h"
 
 namespace dtensor {
 
