@@ -81,7 +81,7 @@ class Builder {
     for (const DimToken& token : pattern.dims) {
       if (token.kind == DimToken::Kind::kEllipsis)
         open = true;
-      else
+      else if (token.kind != DimToken::Kind::kAny)
         fixed += token.kind == DimToken::Kind::kGroup ? group_size() : 1;
     }
     return open ? std::optional(fixed) : std::nullopt;
@@ -123,6 +123,11 @@ class Builder {
           named_[normal] = true;
       }
       if (dims.empty()) std::fill(named_.begin(), named_.end(), true);
+    } else if (rule_.pads_arg) {
+      const Dims pads = call_.constant(*rule_.pads_arg).as_ints();
+      for (std::int64_t i = 0; 2 * i + 1 < static_cast<std::int64_t>(pads.size()) && i < ellipsis_; ++i) {
+        named_[ellipsis_ - 1 - i] = pads[2 * i] != 0 || pads[2 * i + 1] != 0;
+      }
     } else if (rule_.reduction_arg ? reduction() != 0 : has_token(DimToken::Kind::kRest)) {
       std::fill(named_.begin(), named_.end(), true);
     }
@@ -146,10 +151,28 @@ class Builder {
     }
   }
 
+  bool may_cut(char c) const {
+    return std::all_of(rule_.only_if.begin(), rule_.only_if.end(), [&](const OnlyIf& condition) {
+      const StaticArg& arg = call_.constant(condition.arg);
+      const bool number = arg.kind() == StaticArg::Kind::kInt || arg.kind() == StaticArg::Kind::kBool;
+      return condition.letters.find(c) == std::string::npos || (number && arg.as_int() == condition.value);
+    });
+  }
+
   std::int16_t letter_of(char c) {
+    if (!may_cut(c)) return kWholeDim;
     std::int16_t& letter = letter_of_char_[static_cast<std::size_t>(c - 'a')];
     if (letter == kWholeDim) letter = new_letter(std::string(1, c));
     return letter;
+  }
+
+  // How many dims the tokens besides * stand for, in a pattern that has no ellipsis.
+  std::int64_t others_of(const TensorPattern& pattern) const {
+    std::int64_t others = 0;
+    for (const DimToken& token : pattern.dims) {
+      if (token.kind != DimToken::Kind::kAny) others += token.kind == DimToken::Kind::kGroup ? group_size() : 1;
+    }
+    return others;
   }
 
   // The letters of a tensor of so many dims, or nothing when they do not fit.
@@ -185,6 +208,9 @@ class Builder {
         case DimToken::Kind::kStacked:
           map.append(letter_of_dim_.begin(), letter_of_dim_.end());
           map.insert(static_cast<std::size_t>(std::clamp<std::int64_t>(stacked_at_, 0, ellipsis_)), kWholeDim);
+          break;
+        case DimToken::Kind::kAny:
+          for (std::int64_t d = others_of(pattern); d < ndim; ++d) map.push_back(kWholeDim);
           break;
       }
     }

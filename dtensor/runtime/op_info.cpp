@@ -100,10 +100,11 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
 }
 
 std::optional<c10::OperatorHandle> plain_form(const OpInfo& info) {
-  const std::size_t dot = std::min(info.name.find('.'), info.name.size());
-  if (!info.in_place || info.name[dot - 1] != '_') return std::nullopt;
-  const std::string overload = dot == info.name.size() ? "" : info.name.substr(dot + 1);
-  const auto op = c10::Dispatcher::singleton().findSchema({info.name.substr(0, dot - 1), overload});
+  if (!info.in_place || !form_of(info.name).in_place) return std::nullopt;
+  const std::string plain = plain_name(info.name);
+  const std::size_t dot = std::min(plain.find('.'), plain.size());
+  const std::string overload = dot == plain.size() ? "" : plain.substr(dot + 1);
+  const auto op = c10::Dispatcher::singleton().findSchema({plain.substr(0, dot), overload});
   if (!op || op->schema().arguments().size() != info.args.size()) return std::nullopt;
   return *op;
 }

@@ -16,6 +16,7 @@ TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 2e-4, t
 OTHER_TYPES = (torch.int64, torch.bool, torch.complex128, torch.complex64)
 MOST_ELEMENTS = 20000
 LIMIT = 20  # seconds that ranks may differ in reaching the end of a case
+WAIT = 10  # seconds of every wait for other ranks
 LIMIT_OF_ERROR = 3  # the same, where one has failed: the others may be waiting for it
 MOST_APART = 4  # cases that leave the ranks apart, until an operator is given up
 
@@ -100,8 +101,8 @@ def _same_bits(a, b):
         return False
     if a.numel() == 0:
         return True
-    a, b = a.detach().resolve_conj().resolve_neg(), b.detach().resolve_conj().resolve_neg()
-    return a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes()
+    a, b = (x.detach().resolve_conj().resolve_neg().contiguous().flatten() for x in (a, b))
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def _full(value):
@@ -223,7 +224,7 @@ class Round:
             self.apart = False
             self.barrier = threading.Barrier(self.count)
             try:
-                dtensor.run_ranks(self.count, self._body, timeout=3 * LIMIT)
+                dtensor.run_ranks(self.count, self._body, timeout=WAIT)
             except Apart:
                 pass
             except Exception as error:  # noqa: BLE001: whatever it is, it is the case's result
@@ -255,7 +256,7 @@ class Round:
                 self.report(case, kind, text)
                 self.apart = kind == "ranks disagree"
                 self.done += 1
-            self.barrier.wait(3 * LIMIT)
+            self.barrier.wait(LIMIT)
             if self.apart:
                 raise Apart
 

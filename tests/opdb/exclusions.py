@@ -8,8 +8,10 @@ SKIPPED = {
     "empty_like": "its values are whatever the memory held",
     "empty_permuted": "its values are whatever the memory held",
     "empty_strided": "its values are whatever the memory held",
+    "nn.functional.linear_cross_entropy.chunked*": "its Python code holds a lock while it computes: threads cannot be ranks",
     "new_empty": "its values are whatever the memory held",
     "new_empty_strided": "its values are whatever the memory held",
+    "resize_*": "a distributed tensor's memory cannot be given another shape: refused",
     "sparse.*": "its samples are sparse tensors, which cannot be distributed",
     "to_sparse": "its result is a sparse tensor, which cannot be distributed",
 }

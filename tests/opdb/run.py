@@ -169,10 +169,10 @@ def summary_of(job, strict):
     }
 
 
-def run_all(ops, options):
+def run_all(ops, skipped, options):
     waiting, running, summaries = list(ops), {}, []
     selector = selectors.DefaultSelector()
-    began = time.monotonic()
+    began = written = time.monotonic()
 
     def watch(job):
         selector.register(job.reader, selectors.EVENT_READ, job)
@@ -191,6 +191,9 @@ def run_all(ops, options):
             if time.monotonic() - job.heard > SILENCE:
                 selector.unregister(job.reader)
                 finish(job, True, running, summaries, watch, options)
+        if time.monotonic() - written > 20:
+            write_json(summaries, skipped, options.out)
+            written = time.monotonic()
         show_progress(len(summaries), len(ops), summaries, running, began)
     print()
     return summaries
@@ -222,6 +225,11 @@ def show_progress(done, total, summaries, running, began):
 show_progress.last, show_progress.done = "", -1
 
 
+def write_json(summaries, skipped, path):
+    with open(path, "w") as file:
+        json.dump({"torch": torch.__version__, "skipped": skipped, "operators": summaries}, file, indent=1)
+
+
 def print_summary(summaries, skipped):
     counts = {}
     for summary in summaries:
@@ -250,10 +258,9 @@ def main():
         check.check_op(ops[0], options, lambda case, kind, text: print(case, kind, text, flush=True), set())
         return
     torch.set_num_threads(1)
-    summaries = run_all(ops, options)
+    summaries = run_all(ops, skipped, options)
     print_summary(summaries, skipped)
-    with open(options.out, "w") as file:
-        json.dump({"torch": torch.__version__, "skipped": skipped, "operators": summaries}, file, indent=1)
+    write_json(summaries, skipped, options.out)
     sys.exit(any(s["status"] == "FAIL" for s in summaries))
 
 
