@@ -271,7 +271,7 @@ TEST(Random, StatesGoAroundThroughText) {
   EXPECT_EQ(source.state().to_string(), "seed -7, stream 5, calls 0:1 5:1");
   EXPECT_EQ(RandomState::parse(source.state().to_string()), source.state());
   EXPECT_ERROR(RandomState::parse("seed 7"), kInvalidArgument,
-               "[RandomState] expected \",\"; got \"seed 7\" at column 7; expected seed 7, stream 0, calls 0:12 5:3");
+               "[RandomState] missing ',' at column 7; got 'seed 7'; expected seed 7, stream 0, calls 0:12 5:3");
   // Only the common stream is compared between ranks.
   EXPECT_EQ(RandomSource::calls_of(*source.progress()), 1u);
   const std::uint64_t before = *source.progress();
