@@ -50,6 +50,33 @@ void step(torch::nn::Sequential& net, torch::optim::AdamW& optimizer, const at::
   optimizer.step();
 }
 
+// 24 blocks of LayerNorm, Linear and GELU: a step that is long enough to hide nothing and short enough to show it all.
+void on_gpu(World& world) {
+  const DeviceMesh mesh = init_device_mesh(world, at::kCUDA, {1}, {"x"});
+  const auto blocks = [] {
+    torch::nn::Sequential net;
+    for (int i = 0; i < 24; ++i) {
+      net->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({1024})));
+      net->push_back(torch::nn::Linear(1024, 1024));
+      net->push_back(torch::nn::GELU());
+    }
+    net->to(at::kCUDA);
+    return net;
+  };
+  torch::nn::Sequential plain = blocks(), ours = blocks();
+  distribute_module(ours, mesh);
+  torch::optim::AdamW plain_steps(plain->parameters(), torch::optim::AdamWOptions(1e-3));
+  torch::optim::AdamW our_steps(ours->parameters(), torch::optim::AdamWOptions(1e-3));
+  const at::Tensor x = torch::randn({2048, 1024}, at::kCUDA);
+  const at::Tensor dx = distribute_tensor(x, mesh, {Shard(0)});
+  const auto timed = [&](torch::nn::Sequential& net, torch::optim::AdamW& optimizer, const at::Tensor& input) {
+    step(net, optimizer, input);
+    torch::cuda::synchronize();
+  };
+  compare(
+      "24 blocks, one GPU", 20, [&] { timed(plain, plain_steps, x); }, [&] { timed(ours, our_steps, dx); });
+}
+
 void run(World& world) {
   const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"x"});
   const Placements rows = {Shard(0)};
@@ -106,6 +133,7 @@ void run(World& world) {
       "AdamW step, 16 params", 50, [&] { plain_steps.step(); }, [&] { our_steps.step(); });
   compare(
       "MLP training step", 50, [&] { step(plain, plain_steps, x); }, [&] { step(ours, our_steps, dx); });
+  if (at::hasCUDA()) on_gpu(world);
   const DispatchStats stats = dispatch_stats();
   std::printf("decisions: %zu kept, %llu found, %llu made\n", stats.entries,
               static_cast<unsigned long long>(stats.hits), static_cast<unsigned long long>(stats.misses));

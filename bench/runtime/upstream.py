@@ -35,9 +35,30 @@ def step(net, optimizer, x):
     optimizer.step()
 
 
+def on_gpu():
+    mesh = init_device_mesh("cuda", (1,))
+
+    def blocks():
+        layers = []
+        for _ in range(24):
+            layers += [torch.nn.LayerNorm(1024), torch.nn.Linear(1024, 1024), torch.nn.GELU()]
+        return torch.nn.Sequential(*layers).cuda()
+
+    def timed(net, optimizer, x):
+        step(net, optimizer, x)
+        torch.cuda.synchronize()
+
+    plain, ours = blocks(), distribute_module(blocks(), mesh)
+    plain_steps = torch.optim.AdamW(plain.parameters(), foreach=False)
+    our_steps = torch.optim.AdamW(ours.parameters(), foreach=False)
+    x = torch.randn(2048, 1024, device="cuda")
+    dx = distribute_tensor(x, mesh, [Shard(0)])
+    compare("24 blocks, one GPU", 20, lambda: timed(plain, plain_steps, x), lambda: timed(ours, our_steps, dx))
+
+
 def main():
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533", RANK="0", WORLD_SIZE="1")
-    dist.init_process_group("gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     torch.set_num_threads(1)
     print("PyTorch", torch.__version__)
     mesh = init_device_mesh("cpu", (1,))
@@ -59,6 +80,8 @@ def main():
     x = torch.randn(32, 64)
     dx = distribute_tensor(x, mesh, [Shard(0)])
     compare("MLP training step", 20, lambda: step(plain, plain_steps, x), lambda: step(ours, our_steps, dx))
+    if torch.cuda.is_available():
+        on_gpu()
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <exception>
 #include <mutex>
@@ -45,6 +46,13 @@ Rendezvous rendezvous_of(const LaunchEnvironment& environment, std::chrono::mill
           .timeout = timeout,
           .agent_store = environment.agent_store,
           .attempt = environment.attempt};
+}
+
+// Ranks of one host take its GPUs in turn; a program that wants another sets it after World::from_env.
+void choose_gpu(std::int64_t local_rank) {
+  const c10::impl::VirtualGuardImpl gpus(c10::DeviceType::CUDA);
+  const auto count = static_cast<std::int64_t>(gpus.deviceCount());
+  if (count > 0) gpus.setDevice({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(local_rank % count)});
 }
 
 TransportPtr make_transport(const std::string& backend, const LaunchEnvironment& environment,
@@ -111,6 +119,7 @@ class World::Impl : public RankContext {
     if (!given_.try_emplace(group->ranks(), group).second) {
       fail_invalid("World::use_group", {.what = "these ranks have a group", .got = group->describe()});
     }
+    group->watch_random(part<RandomSource>().progress());
   }
 
   void set_options(const Ranks& ranks, const MeshDimOptions& wanted) {
@@ -166,6 +175,7 @@ class World::Impl : public RankContext {
     const bool fingerprint = options_.fingerprint.value_or(backend == "gloo");
     const auto group =
         transport->second->make_group(ranks, {.name = name, .timeout = timeout, .fingerprint = fingerprint});
+    group->watch_random(part<RandomSource>().progress());
     groups_.emplace(key, group);
     return group;
   }
@@ -186,7 +196,8 @@ class World::Impl : public RankContext {
   int agree_on_port() {
     int port = 0;
     if (rank_ == 0) port = RendezvousServer("127.0.0.1", 0, 1).port();
-    const auto message = at::full({1}, static_cast<double>(port), at::kLong);
+    const auto message = at::full({1}, static_cast<double>(port),
+                                  at::dtype(at::kLong).device(backend_ == "nccl" ? at::kCUDA : at::kCPU));
     everybody()->broadcast(message, 0)->wait();
     return static_cast<int>(message.item<std::int64_t>());
   }
@@ -209,6 +220,7 @@ World World::from_env(const WorldOptions& options) {
   const LaunchEnvironment environment = read_environment();
   std::string backend = options.backend.empty() ? environment.backend : options.backend;
   if (backend.empty()) backend = default_backend(environment);
+  if (backend == "nccl" && nccl_was_built()) choose_gpu(environment.local_rank);
   return World(make_transport(backend, environment, options.timeout), options);
 }
 
@@ -237,6 +249,7 @@ std::int64_t World::rank() const noexcept { return impl_->rank(); }
 std::int64_t World::size() const noexcept { return impl_->size(); }
 const std::string& World::backend() const noexcept { return impl_->backend(); }
 const WorldOptions& World::options() const noexcept { return impl_->options(); }
+std::shared_ptr<RankContext> World::context() const noexcept { return impl_; }
 void World::use_group(CommunicatorPtr group) { impl_->use_group(std::move(group)); }
 void World::leave(const std::string& why) { impl_->leave(why); }
 

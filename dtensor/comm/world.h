@@ -38,7 +38,8 @@ using MeshOptions = std::map<std::string, MeshDimOptions>;  // by the mesh dim's
 class World {
  public:
   // torchrun's, mpirun's and srun's variables; a world of one without them. The default backend is mpi under mpirun (if
-  // it was built), threads alone, gloo otherwise. Waits until all ranks have come.
+  // it was built), threads alone, gloo otherwise. With nccl, makes the GPU of the local rank current. Waits until all
+  // ranks have come.
   static World from_env(const WorldOptions& options = {});
   // Over any transport.
   explicit World(TransportPtr transport, const WorldOptions& options = {});
@@ -53,6 +54,8 @@ class World {
   // "threads", "gloo", "nccl", "mpi"; empty over given groups alone.
   const std::string& backend() const noexcept;
   const WorldOptions& options() const noexcept;
+  // What this rank has beside its groups; its meshes refer to it.
+  std::shared_ptr<RankContext> context() const noexcept;
 
   // My group along a mesh dim; over all ranks of (my row of) a mesh; over the world; over any ranks, mine among them.
   // Made on first use by its members alone, and kept. Meshes that share a group's ranks share the group and the options

@@ -569,6 +569,11 @@ OrReason<Decision> explained(const OpRule& rule, const OpCall& call, const Decid
 
 }  // namespace
 
+bool fits(const OpRule& rule, const OpCall& call) {
+  if (rule.kind != RuleKind::kFactors || !mesh_of(call)) return true;
+  return static_cast<bool>(make_instance(rule, call));
+}
+
 OrReason<Decision> decide(const OpRule& rule, const OpCall& call, const DecideOptions& options) {
   if (options.explain && options.nth == 0) return explained(rule, call, options);
   if (options.nth > 0) {

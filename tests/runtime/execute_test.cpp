@@ -304,7 +304,8 @@ void on_distant_ranks(std::int64_t ranks, const std::function<void(World&)>& bod
 
 bool any_step(const std::vector<Drawn>& drawn, const std::function<bool(const Step&)>& is_one) {
   for (const Drawn& one : drawn) {
-    for (const Step& step : make_plan(one.from, one.to, one.options).steps()) {
+    const Plan plan = make_plan(one.from, one.to, one.options);
+    for (const Step& step : plan.steps()) {
       if (is_one(step)) return true;
     }
   }

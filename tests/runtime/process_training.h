@@ -14,9 +14,10 @@ namespace dtensor::testing {
 // redistributions of every kind on the way.
 inline std::vector<double> losses_of(World& world) {
   const std::int64_t n = world.size();
-  const DeviceMesh mesh = init_device_mesh(world, at::kCPU, n % 2 == 0 ? Dims{2, n / 2} : Dims{1, n}, {"dp", "tp"});
+  const at::DeviceType device = world.backend() == "nccl" ? at::kCUDA : at::kCPU;
+  const DeviceMesh mesh = init_device_mesh(world, device, n % 2 == 0 ? Dims{2, n / 2} : Dims{1, n}, {"dp", "tp"});
   torch::nn::Sequential net(torch::nn::Linear(6, 10), torch::nn::Tanh(), torch::nn::Linear(10, 3));
-  net->to(at::kDouble);
+  net->to(device, at::kDouble);
   for (at::Tensor& p : net->parameters()) {
     const torch::NoGradGuard no_grad;
     p.copy_(torch::arange(1.0, static_cast<double>(p.numel() + 1), at::kDouble).sin().view(p.sizes()));
@@ -27,7 +28,7 @@ inline std::vector<double> losses_of(World& world) {
     return {Replicate(), Replicate()};
   });
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.02));
-  const at::Tensor inputs = torch::arange(42.0, at::kDouble).mul(0.7).sin().view({7, 6});
+  const at::Tensor inputs = torch::arange(42.0, at::kDouble).mul(0.7).sin().view({7, 6}).to(device);
   const at::Tensor x = distribute_tensor(inputs, mesh, {Shard(0), Replicate()}, {.source = 0});
   std::vector<double> losses;
   for (int step = 0; step < 5; ++step) {

@@ -37,7 +37,6 @@ constexpr RuleText kRows[] = {
     {"aten::polygamma", "...->..."},
     {"aten::remainder.Scalar_Tensor", "...->..."},
     {"aten::round.decimals", "...->..."},
-    {"aten::rrelu_with_noise_backward", "...,...,...->...", "linear(0)"},
     {"aten::softshrink_backward", "...,...->...", "linear(0)"},
     {"aten::special_airy_ai", "...->..."},
     {"aten::special_bessel_j0", "...->..."},

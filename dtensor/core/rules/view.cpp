@@ -6,6 +6,8 @@ namespace {
 // Views alias their operand where their rule is free. Those that may `move` redistribute it where they have no free
 // form, and the result is then a copy; a plain `view` is refused instead.
 constexpr RuleText kRows[] = {
+    {"aten::_conj", "", "view(identity)"},
+    {"aten::_neg_view", "...->...", "linear(0)"},
     {"aten::_reshape_alias", "", "view(reshape_strides) move"},
     {"aten::_unsafe_view", "", "view(reshape) move"},
     {"aten::alias", "", "view(identity)"},
@@ -41,6 +43,8 @@ constexpr RuleText kRows[] = {
     {"aten::unsqueeze", "", "view(unsqueeze)"},
     {"aten::unsqueeze_copy", "", "view(unsqueeze)"},
     {"aten::view", "", "view(reshape)"},
+    {"aten::view_as_complex", "...C->...", "linear(0)"},
+    {"aten::view_as_real", "...->...C", "linear(0)"},
     {"aten::view_copy", "", "view(reshape) move"},
 };
 
