@@ -34,6 +34,11 @@ class Builder {
 
   OrReason<Instance> build() {
     if (const auto reason = match_operands()) return Reason{*reason};
+    if (rule_.indexed) {
+      auto patterns = index_patterns(rule_, call_);
+      if (!patterns) return Reason{*misfit(patterns.reason())};
+      indexed_ = std::move(*patterns);
+    }
     find_ellipsis();
     name_dims();
     make_letters();
@@ -50,7 +55,12 @@ class Builder {
     return "the row `" + to_string(rule_) + "` does not fit the call: " + what;
   }
 
-  const TensorPattern& pattern_of(std::size_t operand) const { return rule_.inputs[entries_.of_operand[operand]]; }
+  const TensorPattern& pattern_of(std::size_t operand) const {
+    return rule_.indexed ? indexed_.inputs[operand] : rule_.inputs[entries_.of_operand[operand]];
+  }
+  const TensorPattern& output_pattern(std::size_t k) const {
+    return rule_.indexed ? indexed_.output : rule_.outputs[k];
+  }
   std::int64_t ndim_of(std::size_t operand) const {
     return call_.operands[operand] ? call_.operands[operand]->meta().ndim() : 0;
   }
@@ -94,7 +104,7 @@ class Builder {
     if (rule_.kind == RuleKind::kReplicated) return;
     for (std::size_t i = 0; i < result_.num_operands; ++i) grow(pattern_of(i), ndim_of(i));
     for (std::size_t k = 0; k < call_.outputs.size(); ++k) {
-      if (call_.outputs[k]) grow(rule_.outputs[k], call_.outputs[k]->ndim());
+      if (call_.outputs[k]) grow(output_pattern(k), call_.outputs[k]->ndim());
     }
   }
 
@@ -235,7 +245,7 @@ class Builder {
         result_.out.emplace_back(static_cast<std::size_t>(call_.outputs[k] ? call_.outputs[k]->ndim() : 0), kWholeDim);
         continue;
       }
-      auto letters = map(rule_.outputs[k], call_.outputs[k]->ndim());
+      auto letters = map(output_pattern(k), call_.outputs[k]->ndim());
       if (!letters) return misfit("result " + std::to_string(k) + " is " + call_.outputs[k]->to_string());
       result_.out.push_back(std::move(*letters));
     }
@@ -473,6 +483,7 @@ class Builder {
   const OpCall& call_;
   const Entries entries_;
   Instance result_;
+  IndexPatterns indexed_;  // of a rule that says so
   std::int64_t ellipsis_ = 0;
   InlineVec<bool, 8> named_;
   bool keepdim_ = false;

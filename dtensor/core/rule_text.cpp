@@ -76,6 +76,10 @@ constexpr std::pair<std::string_view, std::optional<std::size_t> OpRule::*> kArg
 };
 constexpr Names<std::optional<std::size_t> OpRule::*> kArgWords(kArgWordList);
 
+constexpr std::pair<std::string_view, bool OpRule::*> kFlagList[] = {
+    {"move", &OpRule::may_move}, {"exact", &OpRule::exact}, {"index", &OpRule::indexed}};
+constexpr Names<bool OpRule::*> kFlags(kFlagList);
+
 constexpr std::pair<std::string_view, DimToken::Kind> kTokenList[] = {{"@", DimToken::Kind::kGroup},
                                                                       {"~", DimToken::Kind::kRest},
                                                                       {"^", DimToken::Kind::kStacked},
@@ -205,8 +209,8 @@ void parse_words(OpRule& rule, std::string_view words) {
       rule.kind = *kind;
       continue;
     }
-    if (word == "move" || word == "exact") {
-      (word == "move" ? rule.may_move : rule.exact) = true;
+    if (const auto* flag = find(kFlags, word)) {
+      rule.*(*flag) = true;
       continue;
     }
     scanner.expect("(");
@@ -274,8 +278,9 @@ std::string to_string(const OpRule& rule) {
   if (!rule.outputs.empty()) add(join(rule.inputs, ",", print) + "->" + join(rule.outputs, ",", print));
   if (rule.kind == RuleKind::kView) add_call("view", std::string(name_of(kViews, rule.view)));
   if (find(kKinds, name_of(kKinds, rule.kind))) add(std::string(name_of(kKinds, rule.kind)));
-  if (rule.may_move) add("move");
-  if (rule.exact) add("exact");
+  for (const auto& [word, flag] : kFlags) {
+    if (rule.*flag) add(std::string(word));
+  }
   for (const auto& [word, member] : kArgWords) {
     if (rule.*member) add_call(word, std::to_string(*(rule.*member)));
   }

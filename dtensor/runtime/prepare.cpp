@@ -16,6 +16,7 @@ OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> re
   for (const Operand& operand : call.operands) {
     auto& [first, count] = ranges[operand.arg];
     if (count++ == 0) first = described.operands.size();
+    described.items.push_back(operand.item);
     described.operands.push_back(operand.payload ? std::optional<Spec>(operand.payload->spec) : std::nullopt);
   }
   for (std::size_t i = 0; i < call.info.args.size(); ++i) {

@@ -4,6 +4,7 @@
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty_strided.h>
 
+#include <algorithm>
 #include <map>
 #include <string_view>
 
@@ -18,8 +19,18 @@ at::Tensor meta_tensor(const TensorMeta& meta) {
                            c10::TensorOptions().dtype(scalar_type_of(meta.dtype())).device(c10::DeviceType::Meta));
 }
 
+// How large the result of looking up by a mask is, only the mask's values say.
+bool has_mask(const LocalCall& call) {
+  return std::any_of(call.operands.begin(), call.operands.end(), [&](const Operand& operand) {
+    const auto type = operand.tensor.scalar_type();
+    return call.info.args[operand.arg].kind == OpInfo::ArgKind::kOptionalTensorList &&
+           (type == c10::ScalarType::Bool || type == c10::ScalarType::Byte);
+  });
+}
+
 // The operator itself on tensors without data.
 GlobalResults from_meta_kernel(const LocalCall& call) {
+  if (has_mask(call)) return std::nullopt;
   torch::jit::Stack stack(call.stack.end() - static_cast<std::ptrdiff_t>(call.info.args.size()), call.stack.end());
   for (const Operand& operand : call.operands) {
     if (!operand.payload) continue;

@@ -6,15 +6,19 @@ namespace {
 // Dims along which elements are looked up, joined or moved are whole. A row with one ... stands for all tensors of a
 // list.
 constexpr RuleText kRows[] = {
+    {"aten::_unsafe_index.Tensor", "...,*->...", "index same(0)"},
+    {"aten::_unsafe_index_put", "...,*,...->...", "index linear(0,2)"},
     {"aten::cat", "...->...", "exact dims(1) same(0)"},
     {"aten::embedding", "Vd,...->...d", "linear(0)"},
     {"aten::embedding_dense_backward", "...d,...->Vd", "whole_if(4) linear(0)"},
     {"aten::flip", "...->...", "dims(1) same(0)"},
     {"aten::gather", "...,...->...", "exact dims(1) linear(0)"},
+    {"aten::index.Tensor", "...,*->...", "index same(0)"},
     {"aten::index_add", "...,I,...->...", "exact dims(1) linear(0,2)"},
     {"aten::index_copy", "...,I,...->...", "exact dims(1) linear(0,2)"},
     {"aten::index_fill.int_Scalar", "...,I->...", "exact dims(1)"},
     {"aten::index_fill.int_Tensor", "...,I,->...", "exact dims(1)"},
+    {"aten::index_put", "...,*,...->...", "index linear(0,2)"},
     {"aten::index_reduce", "...,I,...->...", "exact dims(1)"},
     {"aten::index_select", "...,I->...", "exact dims(1) same(0)"},
     {"aten::isin.Tensor_Tensor", "...,*->..."},
