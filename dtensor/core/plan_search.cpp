@@ -10,13 +10,14 @@ namespace dtensor {
 namespace {
 
 // The longer it takes, the less is insisted on: after so many expansions each further one drops what could save less
-// than another 1/kPatience of the time. Few ranks are planned for exactly; on few mesh dims more expansions are exact
-// where links differ or cuts are uneven, as the bound knows less there.
+// than another 1/kPatience of the time. Few ranks are planned for exactly. On few mesh dims more expansions are exact
+// where links differ, as the bound knows less there.
 constexpr std::int64_t kExactExpanded = 32;
-constexpr std::int64_t kExactWhereLessIsKnown = 256;
+constexpr std::int64_t kExactWhereLinksDiffer = 96;
 constexpr int kFewMeshDims = 3;
 constexpr std::int64_t kExactOnFewRanks = 8'192;
 constexpr std::int64_t kFewRanks = 8;
+constexpr std::int64_t kThorough = 4;
 constexpr std::int64_t kPatience = 512;
 
 constexpr std::size_t kNowhere = kMostSlots;
@@ -46,7 +47,7 @@ class Search : SearchSpace {
       node.closed = true;
       slack_ = scaled(below_, std::max<std::int64_t>(0, expanded - exact), kPatience);
       if (node.state == goal_ || node.bound >= below_ - std::min(slack_, below_)) continue;
-      thorough_ = !even_ && expanded < exact;
+      thorough_ = !even_ && (ranks_ <= kFewRanks || expanded < kThorough);
       expand(index);
       ++expanded;
     }
@@ -60,8 +61,7 @@ class Search : SearchSpace {
  private:
   std::int64_t exactly_expanded() const {
     if (ranks_ <= kFewRanks) return kExactOnFewRanks;
-    const bool less_known = (mixed_links_ || !even_) && std::popcount(active_) <= kFewMeshDims;
-    return less_known ? kExactWhereLessIsKnown : kExactExpanded;
+    return mixed_links_ && std::popcount(active_) <= kFewMeshDims ? kExactWhereLinksDiffer : kExactExpanded;
   }
 
   std::vector<Node> path_to(std::uint32_t index) const {

@@ -232,12 +232,43 @@ struct PieceTable {
       pieces = std::move(finer);
     }
   }
+
+  // From now on a place's index along these mesh dims does not matter: the pieces of all of them, counted from the one
+  // that is found.
+  std::vector<std::int64_t> take_out(std::uint32_t mask, const Census& census) {
+    std::vector<std::int64_t> all = {0};
+    for (std::size_t j = 0; j < strides.size(); ++j) {
+      if (!(mask >> census.dims()[j] & 1) || strides[j] == 0) continue;
+      const std::size_t n = all.size();
+      for (std::size_t index = 1; index < census.indices(j).size(); ++index) {
+        for (std::size_t k = 0; k < n; ++k) all.push_back(all[k] + static_cast<std::int64_t>(index) * strides[j]);
+      }
+      strides[j] = 0;
+    }
+    return all;
+  }
 };
 
-// What the places of a census hold in a step.
+// A layout whose cuts by some mesh dims are undone: what all ranks along them hold together.
+DimLayout joined(DimLayout dim, std::uint32_t mask) {
+  for (Factor& factor : dim) {
+    for (Cut& cut : factor.cuts) {
+      if (cut.is_virtual() || !(mask >> cut.mesh_dim & 1)) continue;
+      cut = {Cut::kVirtual, std::clamp<std::int64_t>(factor.size, 1, cut.count)};
+    }
+  }
+  return dim;
+}
+
+// What the places of a census hold in a step; of what is held afterwards, what all ranks along some mesh dims hold
+// together.
 class Holdings {
  public:
-  Holdings(const Step& step, Census& census) : kind_(step.kind), census_(census), held_(census.size()) {
+  Holdings(const Step& step, Census& census, std::uint32_t together = 0)
+      : kind_(together == 0 ? step.kind : StepKind::kExchange),
+        census_(census),
+        together_(together),
+        held_(census.size()) {
     std::int64_t whole = 1;
     for (std::size_t d = 0; d < step.before.dims().size(); ++d) {
       const DimLayout& a = step.before.dims()[d];
@@ -247,7 +278,7 @@ class Holdings {
       } else if (one_interval(a) && one_interval(b)) {
         add_intervals(a[0], b[0]);
       } else {
-        add_sets(a, b);
+        add_sets(a, together == 0 ? b : joined(b, together));
       }
     }
     for (Held3& held : held_) held = {held.before * whole, held.after * whole, held.common * whole};
@@ -264,15 +295,21 @@ class Holdings {
 
   void add_intervals(const Factor& a, const Factor& b) {
     const PieceTable before(a, census_);
-    const PieceTable after(b, census_);
+    PieceTable after(b, census_);
+    const std::vector<std::int64_t> all = after.take_out(together_, census_);
     const std::size_t ndim = census_.dims().size();
     InlineVec<std::int64_t, 4> digits(ndim);
     std::int64_t i = 0;
     std::int64_t j = 0;
     for (Held3& held : held_) {
       const Interval& x = before.pieces[i];
-      const Interval& y = after.pieces[j];
-      multiply(held, {x.size(), y.size(), common_size(x, y)});
+      Held3 here{x.size(), 0, 0};
+      for (const std::int64_t other : all) {
+        const Interval& y = after.pieces[j + other];
+        here.after += y.size();
+        here.common += common_size(x, y);
+      }
+      multiply(held, here);
       for (std::size_t k = ndim; k-- > 0;) {
         i += before.strides[k];
         j += after.strides[k];
@@ -325,6 +362,7 @@ class Holdings {
 
   const StepKind kind_;
   Census& census_;
+  const std::uint32_t together_;
   std::vector<Held3> held_;
 };
 
@@ -371,21 +409,6 @@ Census census_of(const Step& step) {
 
 void raise_to(std::int64_t& value, std::int64_t other) { value = std::max(value, other); }
 
-// A spec whose cuts by some mesh dims are undone: what all ranks along them hold together.
-std::optional<Spec> joined(const Spec& spec, std::uint32_t mask) {
-  DimLayouts dims = spec.dims();
-  for (DimLayout& dim : dims) {
-    for (Factor& factor : dim) {
-      for (Cut& cut : factor.cuts) {
-        if (cut.is_virtual() || !(mask >> cut.mesh_dim & 1)) continue;
-        cut = {Cut::kVirtual, std::clamp<std::int64_t>(factor.size, 1, cut.count)};
-      }
-    }
-  }
-  const auto result = Spec::from_dims(spec.meta(), spec.mesh(), dims, spec.partials());
-  return result ? std::optional(*result) : std::nullopt;
-}
-
 // What a place sends on one mesh. Everyone who wants a piece has it from its one holder; where several hold it they
 // take turns, and who has it already takes nothing but the other parts, from those at its own index.
 class Sends {
@@ -400,8 +423,9 @@ class Sends {
     std::uint32_t scattered = 0;
     for (std::int64_t m : roles.parts) scattered |= 1u << m;
     const std::uint32_t others = scattered | (cut_mask(step.before) & cut_mask(step.after));
-    if ((cut_mask(step.after) & scattered) != 0) add_table(step, scattered, of_owners_);
-    if (uneven_ != 0 && (cut_mask(step.after) & others) != 0) add_table(step, others, of_all_);
+    const std::uint32_t cut = cut_mask(step.after);
+    if ((cut & scattered) != 0) of_owners_.emplace(step, census, scattered);
+    if (uneven_ != 0 && (cut & others) != 0) of_all_.emplace(step, census, others);
   }
 
   std::int64_t at(std::size_t i, const Dims& coordinate) const {
@@ -422,16 +446,6 @@ class Sends {
   }
 
  private:
-  // What a place holds before that is wanted by all ranks along some mesh dims together.
-  void add_table(const Step& step, std::uint32_t mask, std::optional<Holdings>& table) {
-    const auto after = joined(step.after, mask);
-    if (after) {
-      table.emplace(Step{StepKind::kExchange, {}, step.before, *after}, census_);
-    } else {
-      counted_ = false;
-    }
-  }
-
   // What I hold of what the place wants that differs from mine by its index among the holders.
   std::int64_t common_with(const Holdings& table, std::size_t i, const Dims& coordinate, std::int64_t holder) const {
     const std::int64_t n = roles_.num_holders;
@@ -444,7 +458,7 @@ class Sends {
 
   const StepRoles& roles_;
   const Dims& shape_;
-  Census& census_;
+  const Census& census_;
   const Holdings& holdings_;
   std::optional<Holdings> of_owners_;  // wanted by the ranks at my place of the source, of any part
   std::optional<Holdings> of_all_;     // wanted by anyone
