@@ -2,7 +2,6 @@
 
 from fnmatch import fnmatchcase
 
-# Cannot be compared with a plain run.
 SKIPPED = {
     "empty": "its values are whatever the memory held",
     "empty_like": "its values are whatever the memory held",
@@ -16,36 +15,9 @@ SKIPPED = {
     "to_sparse": "its result is a sparse tensor, which cannot be distributed",
 }
 
-# Draws random numbers: to be compared by shape and type once random operators have rules.
-RANDOM = {
-    "bernoulli": "random",
-    "cauchy": "random",
-    "exponential": "random",
-    "geometric": "random",
-    "log_normal": "random",
-    "multinomial": "random",
-    "nn.functional.alpha_dropout": "random",
-    "nn.functional.dropout*": "random",
-    "nn.functional.feature_alpha_dropout*": "random",
-    "nn.functional.fractional_max_pool*": "random",
-    "normal*": "random",
-    "pca_lowrank": "random",
-    "rand*": "random",
-    "svd_lowrank": "random",
-    "uniform": "random",
-}
-
-
-def _find(table, name):
-    for pattern, reason in table.items():
+def why_skipped(name):
+    """None when it is compared."""
+    for pattern, reason in SKIPPED.items():
         if fnmatchcase(name, pattern):
             return reason
     return None
-
-
-def why_skipped(name):
-    return _find(SKIPPED, name)
-
-
-def why_random(name):
-    return _find(RANDOM, name)

@@ -31,6 +31,7 @@ constexpr RuleText kRows[] = {
     {"aten::scatter.value_reduce", "...,...->...", "exact dims(1)"},
     {"aten::scatter_add", "...,...,...->...", "exact dims(1) linear(0,2)"},
     {"aten::scatter_reduce.two", "...,...,...->...", "exact dims(1)"},
+    {"aten::searchsorted.Tensor", "...N,...m,...N->...m"},
     {"aten::select_backward", "...->^", "dims(2) size(1) linear(0) key(3:nothing)"},
     {"aten::select_scatter", "^,...->^", "exact dims(2) linear(0,1)"},
     {"aten::slice_backward", "...->...", "dims(2) size(1) linear(0)"},
