@@ -136,6 +136,99 @@ std::int64_t count_holders(const Spec& has, const Spec& wants, const Dims& at) {
   return count;
 }
 
+// Elements that a place holds before, after, and both times.
+struct Held3 {
+  std::int64_t before = 1;
+  std::int64_t after = 1;
+  std::int64_t common = 1;
+};
+
+// A tensor dim before and after, where all cuts are even and their places fit together: an index is a number in mixed
+// radix, a cut fixes some of its digits, and what is held both times is what both agree on.
+//   [4 : virtual][2 : a] of 8 indices fixes the last digit of (4)(2);  [8 : b] fixes all, so b / 2 is free, b % 2 is a
+class EvenDim {
+ public:
+  // None where something is uneven. Of what is held afterwards, what all ranks along some mesh dims hold together.
+  static std::optional<EvenDim> make(const DimLayout& before, const DimLayout& after, std::uint32_t together) {
+    EvenDim result;
+    result.size_ = size_of(before);
+    Spans a;
+    Spans b;
+    if (result.size_ == 0 || !read(before, 0, a) || !read(after, together, b)) return std::nullopt;
+    for (const Span& x : a) result.held_ *= x.end / x.begin;
+    for (const Span& y : b) result.held_after_ *= y.end / y.begin;
+    result.common_ = result.held_ * result.held_after_;
+    for (const Span& x : a) {
+      for (const Span& y : b) {
+        if (!result.compare(x, y)) return std::nullopt;
+      }
+    }
+    return result;
+  }
+
+  Held3 at(const Dims& place) const {
+    Held3 held{size_ / held_, size_ / held_after_, size_ / common_};
+    for (const Shared& shared : shared_) {
+      const std::int64_t x = place[shared.before] / shared.inside_before % shared.digits;
+      const std::int64_t y = place[shared.after] / shared.inside_after % shared.digits;
+      if (x != y) held.common = 0;
+    }
+    return held;
+  }
+
+ private:
+  // A cut by a mesh dim, between two products of the radices outside of its ends.
+  struct Span {
+    std::int64_t begin;
+    std::int64_t end;
+    std::int32_t mesh_dim;
+  };
+  using Spans = InlineVec<Span, 4>;
+  // Digits that a cut before and one after both fix.
+  struct Shared {
+    std::int32_t before;
+    std::int32_t after;
+    std::int64_t inside_before;
+    std::int64_t inside_after;
+    std::int64_t digits;
+  };
+
+  static bool read(const DimLayout& dim, std::uint32_t together, Spans& spans) {
+    std::int64_t outside = 1;
+    for (const Factor& factor : dim) {
+      std::int64_t at = outside;
+      std::int64_t left = factor.size;
+      for (const Cut& cut : factor.cuts) {
+        if (left % cut.count != 0) return false;
+        const bool counts = !cut.is_virtual() && cut.count > 1 && !(together >> cut.mesh_dim & 1);
+        if (counts) spans.push_back({at, at * cut.count, cut.mesh_dim});
+        at *= cut.count;
+        left /= cut.count;
+      }
+      outside *= factor.size;
+    }
+    return true;
+  }
+
+  // False where their ends do not fit together.
+  bool compare(const Span& x, const Span& y) {
+    const auto fit = [](std::int64_t a, std::int64_t b) { return a < b ? b % a == 0 : a % b == 0; };
+    if (!fit(x.begin, y.begin) || !fit(x.begin, y.end) || !fit(x.end, y.begin) || !fit(x.end, y.end)) return false;
+    const std::int64_t begin = std::max(x.begin, y.begin);
+    const std::int64_t end = std::min(x.end, y.end);
+    if (begin >= end) return true;
+    shared_.push_back({x.mesh_dim, y.mesh_dim, x.end / end, y.end / end, end / begin});
+    common_ /= end / begin;
+    return true;
+  }
+
+  std::int64_t size_ = 0;
+  std::int64_t held_ = 1;  // one in so many
+  std::int64_t held_after_ = 1;
+  std::int64_t common_ = 1;
+  InlineVec<Shared, 4> shared_;
+};
+
 // All coordinates along some mesh dims, or a few along each when they are too many.
 class Census {
  public:
@@ -196,13 +289,6 @@ class Census {
   std::int64_t sample_ = 1;
   std::int64_t copies_ = 1;
   bool exact_ = true;
-};
-
-// Elements that a place holds before, after, and both times.
-struct Held3 {
-  std::int64_t before = 1;
-  std::int64_t after = 1;
-  std::int64_t common = 1;
 };
 
 // The intervals of a factor without virtual cuts, for all indices of the census along its mesh dims; and how to find
@@ -277,6 +363,8 @@ class Holdings {
         whole *= size_of(a);
       } else if (one_interval(a) && one_interval(b)) {
         add_intervals(a[0], b[0]);
+      } else if (const auto even = EvenDim::make(a, b, together)) {
+        census.each([&](std::size_t i, const Dims& at) { multiply(held_[i], even->at(at)); });
       } else {
         add_sets(a, together == 0 ? b : joined(b, together));
       }
@@ -414,12 +502,19 @@ void raise_to(std::int64_t& value, std::int64_t other) { value = std::max(value,
 class Sends {
  public:
   Sends(const Step& step, const StepRoles& roles, Census& census, const Holdings& holdings)
-      : roles_(roles), shape_(step.before.mesh().shape()), census_(census), holdings_(holdings) {
+      : roles_(roles), shape_(step.before.mesh().shape()), holdings_(holdings) {
     everyone_ = size_along(shape_, roles.everyone);
     turns_ = roles.num_takers / roles.num_holders;
     uneven_ = roles.num_takers % roles.num_holders;
     counted_ = census.exact();
     if (roles.num_holders == 1 || !counted_) return;
+    Dims at(shape_.size());
+    for (std::int64_t h = 0; h < roles.num_holders; ++h) {
+      place_along(at, shape_, roles.holders, h);
+      std::int64_t offset = 0;
+      for (std::int64_t m : roles.holders) offset += census.stride(m) * at[m];
+      offsets_.push_back(offset);
+    }
     std::uint32_t scattered = 0;
     for (std::int64_t m : roles.parts) scattered |= 1u << m;
     const std::uint32_t others = scattered | (cut_mask(step.before) & cut_mask(step.after));
@@ -438,28 +533,25 @@ class Sends {
     const Holdings& owners = of_owners_ ? *of_owners_ : holdings_;
     const Holdings& all = of_all_ ? *of_all_ : owners;
     std::int64_t sum = held.before * turns_;
-    for (std::int64_t turn = 0; turn < uneven_; ++turn) sum += common_with(all, i, coordinate, mine - turn);
+    for (std::int64_t turn = 0; turn < uneven_; ++turn) sum += common_with(all, i, mine, mine - turn);
     // Those that are at my place of the source have it, and would otherwise have come to me.
-    sum -= common_with(owners, i, coordinate, mine - q);
-    sum += common_with(owners, i, coordinate, mine);
+    sum -= common_with(owners, i, mine, mine - q);
+    sum += common_with(owners, i, mine, mine);
     return sum * everyone_ - held.common;
   }
 
  private:
   // What I hold of what the place wants that differs from mine by its index among the holders.
-  std::int64_t common_with(const Holdings& table, std::size_t i, const Dims& coordinate, std::int64_t holder) const {
+  std::int64_t common_with(const Holdings& table, std::size_t i, std::int64_t mine, std::int64_t holder) const {
     const std::int64_t n = roles_.num_holders;
-    Dims other = coordinate;
-    place_along(other, shape_, roles_.holders, (holder % n + n) % n);
-    auto place = static_cast<std::int64_t>(i);
-    for (std::int64_t m : roles_.holders) place += census_.stride(m) * (other[m] - coordinate[m]);
+    const std::int64_t place = static_cast<std::int64_t>(i) - offsets_[mine] + offsets_[(holder % n + n) % n];
     return table[static_cast<std::size_t>(place)].common;
   }
 
   const StepRoles& roles_;
   const Dims& shape_;
-  const Census& census_;
   const Holdings& holdings_;
+  std::vector<std::int64_t> offsets_;  // of the holders' indices in the census
   std::optional<Holdings> of_owners_;  // wanted by the ranks at my place of the source, of any part
   std::optional<Holdings> of_all_;     // wanted by anyone
   std::int64_t everyone_ = 1;
