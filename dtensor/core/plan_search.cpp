@@ -204,13 +204,19 @@ class Search : SearchSpace {
     }
   }
 
-  // Cheaper to know than the state it leads to.
-  bool too_dear(std::int64_t time) const { return saturating_add(nodes_[now_].cost, time) >= below_; }
+  // Cheaper to know than the state it leads to: a step, and then at least what the target has more.
+  bool too_dear(std::int64_t time, std::int64_t bytes) const {
+    const std::int64_t more = scaled(std::max<std::int64_t>(0, target_bytes_ - bytes), dearer_[0], 1024);
+    return saturating_add(nodes_[now_].cost, saturating_add(time, more)) >= below_;
+  }
   // Evenly cut pieces stay as large as they are, and others may grow.
-  bool move_too_dear(Mask mask) { return even_ && too_dear(cost_.all_to_all(group(mask), bytes_)); }
+  bool move_too_dear(Mask mask) { return even_ && too_dear(cost_.all_to_all(group(mask), bytes_), bytes_); }
 
   void gather(Mask mask) {
-    if (!too_dear(cost_.all_gather(group(mask), bytes_))) emit(without(mask), StepKind::kAllGather, mask);
+    const GroupCost& over = group(mask);
+    if (!too_dear(cost_.all_gather(over, bytes_), scaled(bytes_, over.size, 1))) {
+      emit(without(mask), StepKind::kAllGather, mask);
+    }
   }
 
   State without(Mask mask) {
