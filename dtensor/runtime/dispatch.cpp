@@ -215,6 +215,10 @@ class Cache {
     places[0] = std::move(prepared);
   }
   DispatchStats stats() const { return stats_; }
+  void clear() {
+    buckets_.clear();
+    stats_.entries = 0;
+  }
 
  private:
   static constexpr std::size_t kBuckets = 4096;
@@ -493,6 +497,8 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   if (info.out) give_own_outs(call);
   if (!call.mesh->contains_me()) {
     skip(call, *prepared);
+  } else if (prepared->algorithm) {
+    run_algorithm(call, *prepared);
   } else if (!prepared->runs || prepared->fills) {
     make_up_results(call, *prepared);
   } else {
@@ -613,6 +619,7 @@ void ensure_registered() {
   static std::once_flag once;
   std::call_once(once, [] {
     register_all();
+    register_nll_loss2d();
     register_reshape();
   });
 }
@@ -624,5 +631,13 @@ ImplicitReplication::~ImplicitReplication() { --replicating; }
 
 NoRuleGuard::NoRuleGuard(NoRule mode) : before_(std::exchange(no_rule, mode)) {}
 NoRuleGuard::~NoRuleGuard() { no_rule = before_; }
+
+DecideGuard::DecideGuard(const DecideOptions& options) : before_(std::exchange(decide_options(), options)) {
+  cache().clear();
+}
+DecideGuard::~DecideGuard() {
+  decide_options() = before_;
+  cache().clear();
+}
 
 }  // namespace dtensor

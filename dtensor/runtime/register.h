@@ -6,6 +6,7 @@ namespace dtensor {
 void ensure_registered();
 
 // Operators with a kernel of their own.
+void register_nll_loss2d();
 void register_reshape();
 
 }  // namespace dtensor

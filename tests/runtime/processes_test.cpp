@@ -48,9 +48,8 @@ TEST(Processes, TrainOverGloo) {
 TEST(Processes, TrainOverNccl) {
   if (!nccl_was_built() || !at::hasCUDA()) GTEST_SKIP() << "needs a libtorch with CUDA, and a GPU";
   for (const std::int64_t ranks : {1, 2, 4}) {
-    Process process(
-        {LAUNCH_MAIN, "run", "-n", std::to_string(ranks), "--backend", "nccl", "--", PROCESS_RANK},
-        {{"OMP_NUM_THREADS", "1"}});
+    Process process({LAUNCH_MAIN, "run", "-n", std::to_string(ranks), "--backend", "nccl", "--", PROCESS_RANK},
+                    {{"OMP_NUM_THREADS", "1"}});
     const auto result = process.finish(100);
     ASSERT_EQ(result.code, 0) << result.out << result.err;
     expect_losses(result.out, ranks, "nccl");

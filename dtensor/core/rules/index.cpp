@@ -3,20 +3,21 @@
 namespace dtensor::rules {
 namespace {
 
-// Dims along which elements are looked up, joined or moved are whole. A row with one ... stands for all tensors of a
+// Dims along which elements are joined or moved are whole; those along which they are looked up may be cut, where the
+// kernel knows what it holds. A row with one ... stands for all tensors of a
 // list.
 constexpr RuleText kRows[] = {
     {"aten::cat", "...->...", "exact dims(1) same(0)"},
-    {"aten::embedding", "Vd,...->...d", "linear(0)"},
+    {"aten::embedding", "#Vd,...->...d", "located(embedding) linear(0)"},
     {"aten::embedding_dense_backward", "...d,...->Vd", "whole_if(4) linear(0)"},
     {"aten::flip", "...->...", "dims(1) same(0)"},
-    {"aten::gather", "...,...->...", "exact dims(1) linear(0)"},
-    {"aten::index_add", "...,I,...->...", "exact dims(1) linear(0,2)"},
-    {"aten::index_select", "...,I->...", "exact dims(1) same(0)"},
+    {"aten::gather", "#...,...->...", "exact dims(1) located(gather) linear(0)"},
+    {"aten::index_add", "#...,I,...->#...", "exact dims(1) located(index_add) linear(0,2)"},
+    {"aten::index_select", "#...,I->...", "exact dims(1) located(index_select) same(0)"},
     {"aten::roll", "...->...", "dims(2) same(0)"},
-    {"aten::scatter.src", "...,...,...->...", "exact dims(1)"},
-    {"aten::scatter.value", "...,...->...", "exact dims(1)"},
-    {"aten::scatter_add", "...,...,...->...", "exact dims(1) linear(0,2)"},
+    {"aten::scatter.src", "#...,...,...->#...", "exact dims(1) located(scatter)"},
+    {"aten::scatter.value", "#...,...->#...", "exact dims(1) located(scatter)"},
+    {"aten::scatter_add", "#...,...,...->#...", "exact dims(1) located(scatter) linear(0,2)"},
     {"aten::select_backward", "...->^", "dims(2) size(1) linear(0) key(3:nothing)"},
     {"aten::slice_backward", "...->...", "dims(2) size(1) linear(0)"},
     {"aten::stack", "...->^", "exact dims(1) same(0)"},
