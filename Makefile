@@ -16,9 +16,9 @@ found=$$(bash cmake/find_torch.sh); read -r prefix version source <<<"$$found"; 
 build=build/torch-$$version; echo "-- libtorch $$version ($$source: $$prefix)"
 endef
 
-.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime lint format clean
+.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime opdb lint format clean
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime lint format clean'
+	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime opdb lint format clean'
 
 build:
 	@bash cmake/setup.sh core comm
@@ -41,15 +41,18 @@ asan tsan:
 	@bash cmake/setup.sh core
 	@cmake --preset $@ -DDTENSOR_TORCH=OFF; cmake --build --preset $@ -j $(JOBS); ctest --preset $@ -j $(JOBS)
 
-# One minute of the parsers under libFuzzer, with the corpus of tests/core/corpus.
+# What reads bytes from outside under libFuzzer, for so long in all, each with its corpus.
 FUZZ_SECONDS ?= 60
 fuzz:
 	@bash cmake/setup.sh core fuzz
 	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DDTENSOR_TORCH=OFF -DDTENSOR_FUZZ=ON \
 	  -DDTENSOR_TOOLS=OFF -DDTENSOR_SANITIZE=address,undefined; \
-	cmake --build build/fuzz -j $(JOBS) --target fuzz_text; mkdir -p build/fuzz/corpus; \
-	build/fuzz/tests/core/fuzz_text -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -timeout=10 -rss_limit_mb=2048 \
-	  -artifact_prefix=build/fuzz/ build/fuzz/corpus tests/core/corpus
+	cmake --build build/fuzz -j $(JOBS) --target fuzz_text fuzz_rendezvous; \
+	for target in core:fuzz_text comm:fuzz_rendezvous; do \
+	  folder=$${target%%:*}; name=$${target##*:}; program=$$(find build/fuzz/tests -name $$name -type f); \
+	  mkdir -p build/fuzz/corpus-$$folder; \
+	  $$program -max_total_time=$$(( $(FUZZ_SECONDS) / 2 )) -print_final_stats=1 -timeout=10 -rss_limit_mb=2048 \
+	    -artifact_prefix=build/fuzz/ build/fuzz/corpus-$$folder tests/$$folder/corpus; done
 
 bench:
 	@bash cmake/setup.sh core bench
@@ -60,9 +63,19 @@ bench:
 bench-runtime:
 	@bash cmake/setup.sh core comm bench
 	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix -DDTENSOR_BENCH=ON; \
-	cmake --build $$build -j $(JOBS) --target bench_dispatch bench_redistribute; \
-	for name in dispatch redistribute; do $$build/bench/runtime/bench_$$name; done; \
+	cmake --build $$build -j $(JOBS) --target bench_dispatch bench_redistribute bench_random; \
+	for name in dispatch redistribute random; do $$build/bench/runtime/bench_$$name; done; \
 	python=$${prefix%/lib/python3*}/bin/python3; if [ -x "$$python" ]; then "$$python" bench/runtime/upstream.py; fi
+
+# All of PyTorch's operator database on distributed tensors; OPDB='--op add --mesh 4' runs a part (tests/opdb/run.py --help).
+OPDB ?=
+opdb: export TORCH := $(or $(TORCH),2.13.0)
+opdb:
+	@bash cmake/setup.sh core comm python
+	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix $(CMAKE_ARGS) >/dev/null; \
+	cmake --build $$build -j $(JOBS) --target dtensor_python; \
+	PYTHONPATH=$$build/python:$${PYTHONPATH:-} "$${prefix%/lib/python3*}/bin/python3" tests/opdb/run.py \
+	  --jobs $(JOBS) --out $$build/opdb.json $(OPDB)
 
 lint:
 	@bash cmake/setup.sh lint

@@ -39,6 +39,9 @@ if [ -n "${TORCH:-}" ] && [ "$TORCH" != debian ]; then
     "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$TORCH" numpy >&2
     touch "$venv/ready"
   fi
+  # What torch.testing's operator database imports.
+  "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("expecttest"))' ||
+    "$venv/bin/pip" install --quiet --disable-pip-version-check expecttest >&2
   dir=$(config_below "$(python_torch "$venv/bin/python")") || { echo "torch $TORCH has no CMake files" >&2; exit 1; }
   report "$dir" "PyPI"
 fi

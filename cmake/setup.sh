@@ -34,7 +34,10 @@ collect() {
         need openmpi-bin have_command mpirun
         need iproute2 have_command ip
         ;;
-      python) need python3-venv python_has_venv ;;
+      python)  # libtorch from PyPI, and the headers that its Python package is built with
+        need python3-venv python_has_venv
+        need python3-dev python_has_headers
+        ;;
       *) echo "setup.sh: unknown part '$part'" >&2; exit 2 ;;
     esac
   done
@@ -44,6 +47,7 @@ fuzzer_links() {
   echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
     clang++ -x c++ -fsanitize=fuzzer,address - -o /dev/null >/dev/null 2>&1
 }
+python_has_headers() { python3 -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' >/dev/null 2>&1; }
 python_has_venv() { python3 -c 'import venv, ensurepip' >/dev/null 2>&1; }
 
 collect "$@"

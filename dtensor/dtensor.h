@@ -12,11 +12,14 @@
 #include "dtensor/core/view.h"
 #ifdef DTENSOR_HAS_TORCH
 #include "dtensor/comm/world.h"
+#include "dtensor/runtime/accumulate.h"
 #include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/explain.h"
 #include "dtensor/runtime/factories.h"
 #include "dtensor/runtime/local_map.h"
+#include "dtensor/runtime/mesh_scope.h"
 #include "dtensor/runtime/module.h"
+#include "dtensor/runtime/random.h"
 #include "dtensor/runtime/record.h"
 #include "dtensor/runtime/tensor.h"
 #endif

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dtensor/core/placement.h"
+#include "dtensor/core/random_state.h"
 
 namespace dtensor {
 
@@ -42,6 +43,9 @@ class Communicator {
   const std::vector<std::int64_t>& ranks() const noexcept { return ranks_; }
   // As it stands in errors: `threads group "tp" {0,2}`.
   std::string describe() const;
+  // How far this rank is in its random numbers; 0 where nobody said. All members must be equally far at a collective.
+  std::uint64_t random_progress() const noexcept { return random_ ? random_->load(std::memory_order_relaxed) : 0; }
+  void watch_random(RandomSource::Progress progress) { random_ = std::move(progress); }
   // Can the members read each other's memory? Then who knows an address may copy from it, between two collectives.
   virtual bool shares_memory() const noexcept { return false; }
 
@@ -72,6 +76,7 @@ class Communicator {
   std::string name_;
   std::int64_t rank_;
   std::vector<std::int64_t> ranks_;
+  RandomSource::Progress random_;
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 

@@ -106,7 +106,7 @@ std::array<std::uint64_t, Fingerprint::kWords> Fingerprint::words() const {
   const std::uint64_t kind = static_cast<std::uint64_t>(operation) |
                              (static_cast<std::uint64_t>(static_cast<std::uint8_t>(dtype)) << 8) |
                              ((op ? static_cast<std::uint64_t>(*op) : kNoOp) << 16);
-  return {kind, static_cast<std::uint64_t>(root), static_cast<std::uint64_t>(numel), counts, sequence, balance};
+  return {kind, static_cast<std::uint64_t>(root), static_cast<std::uint64_t>(numel), counts, sequence, random, balance};
 }
 
 Fingerprint Fingerprint::from_words(std::span<const std::uint64_t, kWords> words) {
@@ -121,13 +121,14 @@ Fingerprint Fingerprint::from_words(std::span<const std::uint64_t, kWords> words
   result.numel = static_cast<std::int64_t>(words[2]);
   result.counts = words[3];
   result.sequence = words[4];
-  result.balance = words[5];
+  result.random = words[5];
+  result.balance = words[6];
   return result;
 }
 
 bool Fingerprint::agrees_with(const Fingerprint& other) const {
   return operation == other.operation && dtype == other.dtype && op == other.op && root == other.root &&
-         numel == other.numel && counts == other.counts && sequence == other.sequence;
+         numel == other.numel && counts == other.counts && sequence == other.sequence && random == other.random;
 }
 
 std::uint64_t Fingerprint::hash() const {
@@ -160,10 +161,29 @@ std::string Fingerprint::to_string() const {
          join(parts, ", ", [](const std::string& part) { return part; }) + ")";
 }
 
+std::pair<std::string, std::string> Fingerprint::two_sides(const Fingerprint& a, const Fingerprint& b) {
+  std::pair<std::string, std::string> sides(a.to_string(), b.to_string());
+  if (a.random == b.random || sides.first != sides.second) return sides;
+  const std::uint64_t mine = RandomSource::calls_of(a.random);
+  const std::uint64_t other = RandomSource::calls_of(b.random);
+  if (mine == other) {
+    sides.first += " with one seed or generator";
+    sides.second += " with another";
+  } else {
+    sides.first += " after " + std::to_string(mine) + " random calls";
+    sides.second += " after " + std::to_string(other);
+  }
+  return sides;
+}
+
 Fingerprint check_all_reduce(const Communicator& group, const at::Tensor& buffer, ReduceOp op) {
   check_buffer(group, Operation::kAllReduce, buffer, "buffer");
   check_reduction(group, Operation::kAllReduce, buffer, op);
-  return {.operation = Operation::kAllReduce, .dtype = buffer.scalar_type(), .op = op, .numel = buffer.numel()};
+  return {.operation = Operation::kAllReduce,
+          .dtype = buffer.scalar_type(),
+          .op = op,
+          .numel = buffer.numel(),
+          .random = group.random_progress()};
 }
 
 Fingerprint check_all_gather(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
@@ -178,7 +198,8 @@ Fingerprint check_all_gather(const Communicator& group, const at::Tensor& output
           .dtype = output.scalar_type(),
           .op = {},
           .numel = output.numel(),
-          .counts = digest(counts)};
+          .counts = digest(counts),
+          .random = group.random_progress()};
 }
 
 Fingerprint check_reduce_scatter(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
@@ -194,7 +215,8 @@ Fingerprint check_reduce_scatter(const Communicator& group, const at::Tensor& ou
           .dtype = input.scalar_type(),
           .op = op,
           .numel = input.numel(),
-          .counts = digest(counts)};
+          .counts = digest(counts),
+          .random = group.random_progress()};
 }
 
 Fingerprint check_all_to_all(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
@@ -206,7 +228,8 @@ Fingerprint check_all_to_all(const Communicator& group, const at::Tensor& output
   check_same_type(group, kOperation, output, input);
   check_counts(group, kOperation, recv_counts, output.numel(), "output");
   check_counts(group, kOperation, send_counts, input.numel(), "input");
-  Fingerprint result{.operation = kOperation, .dtype = input.scalar_type(), .op = {}};
+  Fingerprint result{
+      .operation = kOperation, .dtype = input.scalar_type(), .op = {}, .random = group.random_progress()};
   for (std::int64_t peer = 0; peer < group.size(); ++peer) {
     result.balance += pair_digest(group.rank(), peer, send_counts[static_cast<std::size_t>(peer)]);
     result.balance -= pair_digest(peer, group.rank(), recv_counts[static_cast<std::size_t>(peer)]);
@@ -221,7 +244,8 @@ Fingerprint check_broadcast(const Communicator& group, const at::Tensor& buffer,
           .dtype = buffer.scalar_type(),
           .op = {},
           .root = root,
-          .numel = buffer.numel()};
+          .numel = buffer.numel(),
+          .random = group.random_progress()};
 }
 
 Fingerprint check_scatter(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
@@ -244,7 +268,8 @@ Fingerprint check_scatter(const Communicator& group, const at::Tensor& output, c
           .op = {},
           .root = root,
           .numel = numel,
-          .counts = digest(counts)};
+          .counts = digest(counts),
+          .random = group.random_progress()};
 }
 
 Fingerprint check_point_to_point(const Communicator& group, Operation operation, const at::Tensor& buffer,
@@ -277,15 +302,18 @@ void check_group_ranks(const std::vector<std::int64_t>& ranks, std::int64_t rank
 
 std::optional<std::string> find_divergence(std::span<const Fingerprint> fingerprints,
                                            const std::vector<std::int64_t>& ranks) {
-  const auto side = [&](std::size_t i) {
-    return "rank " + std::to_string(ranks[i]) + ": " + fingerprints[i].to_string();
+  const auto side = [&](std::size_t i, const std::string& text) {
+    return "rank " + std::to_string(ranks[i]) + ": " + text;
   };
   for (std::size_t i = 1; i < fingerprints.size(); ++i) {
-    if (!fingerprints[i].agrees_with(fingerprints[0])) return side(0) + ", " + side(i);
+    if (fingerprints[i].agrees_with(fingerprints[0])) continue;
+    const auto [first, other] = Fingerprint::two_sides(fingerprints[0], fingerprints[i]);
+    return side(0, first) + ", " + side(i, other);
   }
   std::uint64_t balance = 0;
   for (const Fingerprint& fingerprint : fingerprints) balance += fingerprint.balance;
-  if (balance != 0) return side(0) + ", and some rank expects another count than its peer sends";
+  if (balance != 0)
+    return side(0, fingerprints[0].to_string()) + ", and some rank expects another count than its peer sends";
   return std::nullopt;
 }
 

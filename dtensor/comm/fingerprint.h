@@ -30,7 +30,7 @@ std::string_view to_string(Operation operation);
 
 // What a rank is about to do, in a few words that can be sent: equal on all ranks of a group unless they diverged.
 struct Fingerprint {
-  static constexpr std::size_t kWords = 6;
+  static constexpr std::size_t kWords = 7;
 
   Operation operation = Operation::kBarrier;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
@@ -43,6 +43,8 @@ struct Fingerprint {
   // exactly when every pair agrees on its count.
   std::uint64_t balance = 0;
 
+  std::uint64_t random = 0;  // Communicator::random_progress, of collectives that move data
+
   std::uint64_t hash() const;
   std::array<std::uint64_t, kWords> words() const;
   // Any words: what they cannot mean is printed as unknown.
@@ -52,6 +54,8 @@ struct Fingerprint {
 
   // Equal but for the balance, which differs between ranks by nature.
   bool agrees_with(const Fingerprint& other) const;
+  // Both in text; where they differ in their random numbers alone, with how far each is.
+  static std::pair<std::string, std::string> two_sides(const Fingerprint& a, const Fingerprint& b);
 };
 
 // The checks that every backend makes of a call before it does anything, and the call's fingerprint (sequence 0).

@@ -209,10 +209,11 @@ void ThreadGroup::check_agreement(const ThreadOperation& operation, std::size_t 
   Fingerprint theirs = operation.posts[other].fingerprint;
   if (operation.pair) theirs.operation = post.fingerprint.operation;
   if (!theirs.agrees_with(post.fingerprint)) {
+    const auto [first_side, other_side] = Fingerprint::two_sides(operation.posts[other].fingerprint, post.fingerprint);
     poison(post.fingerprint.operation,
            {.what = "the ranks of " + label_ + " diverged",
-            .got = rank_name(operation.member(other)) + ": " + operation.posts[other].fingerprint.to_string() + ", " +
-                   rank_name(operation.member(participant)) + ": " + post.fingerprint.to_string(),
+            .got = rank_name(operation.member(other)) + ": " + first_side + ", " +
+                   rank_name(operation.member(participant)) + ": " + other_side,
             .expected = operation.pair ? "the same elements on both sides" : "the same call on every rank"});
   }
   if (post.fingerprint.operation != Operation::kAllToAll) return;

@@ -119,6 +119,7 @@ class World::Impl : public RankContext {
     if (!given_.try_emplace(group->ranks(), group).second) {
       fail_invalid("World::use_group", {.what = "these ranks have a group", .got = group->describe()});
     }
+    group->watch_random(part<RandomSource>().progress());
   }
 
   void set_options(const Ranks& ranks, const MeshDimOptions& wanted) {
@@ -174,6 +175,7 @@ class World::Impl : public RankContext {
     const bool fingerprint = options_.fingerprint.value_or(backend == "gloo");
     const auto group =
         transport->second->make_group(ranks, {.name = name, .timeout = timeout, .fingerprint = fingerprint});
+    group->watch_random(part<RandomSource>().progress());
     groups_.emplace(key, group);
     return group;
   }
@@ -247,6 +249,7 @@ std::int64_t World::rank() const noexcept { return impl_->rank(); }
 std::int64_t World::size() const noexcept { return impl_->size(); }
 const std::string& World::backend() const noexcept { return impl_->backend(); }
 const WorldOptions& World::options() const noexcept { return impl_->options(); }
+std::shared_ptr<RankContext> World::context() const noexcept { return impl_; }
 void World::use_group(CommunicatorPtr group) { impl_->use_group(std::move(group)); }
 void World::leave(const std::string& why) { impl_->leave(why); }
 

@@ -54,6 +54,8 @@ class World {
   // "threads", "gloo", "nccl", "mpi"; empty over given groups alone.
   const std::string& backend() const noexcept;
   const WorldOptions& options() const noexcept;
+  // What this rank has beside its groups; its meshes refer to it.
+  std::shared_ptr<RankContext> context() const noexcept;
 
   // My group along a mesh dim; over all ranks of (my row of) a mesh; over the world; over any ranks, mine among them.
   // Made on first use by its members alone, and kept. Meshes that share a group's ranks share the group and the options

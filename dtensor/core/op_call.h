@@ -108,6 +108,8 @@ struct OpCall {
   std::vector<ArgRef> args;
   // The results, in global terms. No value: an output that is undefined.
   std::vector<std::optional<TensorMeta>> outputs;
+  // Where each operand stands in its list; lists of optional tensors may have gaps. Empty: no list has any.
+  std::vector<std::size_t> items = {};
 
   // The static argument at a schema position; none where the call has no such argument.
   const StaticArg& constant(std::size_t position) const {

@@ -359,6 +359,10 @@ class Chooser {
       local.others_op = *row.in[0];
     }
     const OpRule& rule = *in_.rule;
+    if (rule.scaled && cuts) {
+      decision.rewrites.push_back(
+          {rule.scaled->arg, Rewrite::Kind::kScaled, rule.scaled->dim, call_.constant(rule.scaled->arg)});
+    }
     if (rule.size_arg) decision.rewrites.push_back({*rule.size_arg, Rewrite::Kind::kLocalShape, 0, {}});
     if (reduces && (rule.reduce || rule.reduction_arg)) local.identity = rule.reduce.value_or(ReduceOp::kSum);
     if (reduces && !rule.mean_op.empty()) {
@@ -609,6 +613,11 @@ OrReason<Decision> explained(const OpRule& rule, const OpCall& call, const Decid
 }
 
 }  // namespace
+
+bool fits(const OpRule& rule, const OpCall& call) {
+  if (rule.kind != RuleKind::kFactors || !mesh_of(call)) return true;
+  return static_cast<bool>(make_instance(rule, call));
+}
 
 OrReason<Decision> decide(const OpRule& rule, const OpCall& call, const DecideOptions& options) {
   if (options.explain && options.nth == 0) return explained(rule, call, options);

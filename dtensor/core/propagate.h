@@ -85,6 +85,9 @@ struct Candidate {
   std::string row;  // per mesh dim: `m`, `R`, `linear(0)`
 };
 
+// Is the call of the form that the rule's pattern describes? Operands on different meshes are: deciding says so.
+bool fits(const OpRule& rule, const OpCall& call);
+
 // Where a redistribution to one of a decision's inputs must stop on its way, `to` last: one plan leads to each stop
 // from the one before. More than one stop only where an operand that is not Replicate joins a Partial: S(0) to P(sum)
 // goes by R, which is then kept by its owner. Empty where there is no way.

@@ -45,6 +45,14 @@ struct Instance {
   bool sum_for_mean = false;           // the reduction argument says mean and has to say sum
 };
 
+// The patterns of one call of an operator that takes a list of optional index tensors: x[5,4,3] at (none, i[7]) is
+// `aBc,n->anc`. One for each operand; those of index_put, which writes to x at these places, keep the indices whole.
+struct IndexPatterns {
+  std::vector<TensorPattern> inputs;
+  TensorPattern output;
+};
+OrReason<IndexPatterns> index_patterns(const OpRule& rule, const OpCall& call);
+
 OrReason<Instance> make_instance(const OpRule& rule, const OpCall& call);
 
 // The mesh of all operands; why not when they disagree or there is none.

@@ -35,6 +35,11 @@ class Builder {
 
   OrReason<Instance> build() {
     if (const auto reason = match_operands()) return Reason{*reason};
+    if (rule_.indexed) {
+      auto patterns = index_patterns(rule_, call_);
+      if (!patterns) return Reason{*misfit(patterns.reason())};
+      indexed_ = std::move(*patterns);
+    }
     find_ellipsis();
     name_dims();
     make_letters();
@@ -51,7 +56,12 @@ class Builder {
     return "the row `" + to_string(rule_) + "` does not fit the call: " + what;
   }
 
-  const TensorPattern& pattern_of(std::size_t operand) const { return rule_.inputs[entries_.of_operand[operand]]; }
+  const TensorPattern& pattern_of(std::size_t operand) const {
+    return rule_.indexed ? indexed_.inputs[operand] : rule_.inputs[entries_.of_operand[operand]];
+  }
+  const TensorPattern& output_pattern(std::size_t k) const {
+    return rule_.indexed ? indexed_.output : rule_.outputs[k];
+  }
   std::int64_t ndim_of(std::size_t operand) const {
     return call_.operands[operand] ? call_.operands[operand]->meta().ndim() : 0;
   }
@@ -82,7 +92,7 @@ class Builder {
     for (const DimToken& token : pattern.dims) {
       if (token.kind == DimToken::Kind::kEllipsis)
         open = true;
-      else
+      else if (token.kind != DimToken::Kind::kAny)
         fixed += token.kind == DimToken::Kind::kGroup ? group_size() : 1;
     }
     return open ? std::optional(fixed) : std::nullopt;
@@ -95,7 +105,7 @@ class Builder {
     if (rule_.kind == RuleKind::kReplicated) return;
     for (std::size_t i = 0; i < result_.num_operands; ++i) grow(pattern_of(i), ndim_of(i));
     for (std::size_t k = 0; k < call_.outputs.size(); ++k) {
-      if (call_.outputs[k]) grow(rule_.outputs[k], call_.outputs[k]->ndim());
+      if (call_.outputs[k]) grow(output_pattern(k), call_.outputs[k]->ndim());
     }
   }
 
@@ -124,6 +134,11 @@ class Builder {
           named_[normal] = true;
       }
       if (dims.empty()) std::fill(named_.begin(), named_.end(), true);
+    } else if (rule_.pads_arg) {
+      const Dims pads = call_.constant(*rule_.pads_arg).as_ints();
+      for (std::int64_t i = 0; 2 * i + 1 < static_cast<std::int64_t>(pads.size()) && i < ellipsis_; ++i) {
+        named_[ellipsis_ - 1 - i] = pads[2 * i] != 0 || pads[2 * i + 1] != 0;
+      }
     } else if (rule_.reduction_arg ? reduction() != 0 : has_token(DimToken::Kind::kRest)) {
       std::fill(named_.begin(), named_.end(), true);
     }
@@ -163,10 +178,28 @@ class Builder {
     return letter;
   }
 
+  bool may_cut(char c) const {
+    return std::all_of(rule_.only_if.begin(), rule_.only_if.end(), [&](const OnlyIf& condition) {
+      const StaticArg& arg = call_.constant(condition.arg);
+      const bool number = arg.kind() == StaticArg::Kind::kInt || arg.kind() == StaticArg::Kind::kBool;
+      return condition.letters.find(c) == std::string::npos || (number && arg.as_int() == condition.value);
+    });
+  }
+
   std::int16_t letter_of(char c) {
+    if (!may_cut(c)) return kWholeDim;
     std::int16_t& letter = letter_of_char_[static_cast<std::size_t>(c - 'a')];
     if (letter == kWholeDim) letter = new_letter(std::string(1, c));
     return letter;
+  }
+
+  // How many dims the tokens besides * stand for, in a pattern that has no ellipsis.
+  std::int64_t others_of(const TensorPattern& pattern) const {
+    std::int64_t others = 0;
+    for (const DimToken& token : pattern.dims) {
+      if (token.kind != DimToken::Kind::kAny) others += token.kind == DimToken::Kind::kGroup ? group_size() : 1;
+    }
+    return others;
   }
 
   // The letters of a tensor of so many dims, or nothing when they do not fit.
@@ -205,6 +238,9 @@ class Builder {
           map.append(letter_of_dim_.begin(), letter_of_dim_.end());
           map.insert(static_cast<std::size_t>(std::clamp<std::int64_t>(stacked_at_, 0, ellipsis_)), kWholeDim);
           break;
+        case DimToken::Kind::kAny:
+          for (std::int64_t d = others_of(pattern); d < ndim; ++d) map.push_back(kWholeDim);
+          break;
       }
     }
     if (static_cast<std::int64_t>(map.size()) != ndim) return std::nullopt;
@@ -228,7 +264,7 @@ class Builder {
         result_.out.emplace_back(static_cast<std::size_t>(call_.outputs[k] ? call_.outputs[k]->ndim() : 0), kWholeDim);
         continue;
       }
-      auto letters = map(rule_.outputs[k], call_.outputs[k]->ndim());
+      auto letters = map(output_pattern(k), call_.outputs[k]->ndim());
       if (!letters) return misfit("result " + std::to_string(k) + " is " + call_.outputs[k]->to_string());
       result_.out.push_back(std::move(*letters));
     }
@@ -480,6 +516,7 @@ class Builder {
   const OpCall& call_;
   const Entries entries_;
   Instance result_;
+  IndexPatterns indexed_;  // of a rule that says so
   std::int64_t ellipsis_ = 0;
   InlineVec<bool, 8> named_;
   bool keepdim_ = false;

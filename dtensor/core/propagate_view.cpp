@@ -90,6 +90,13 @@ class Viewer {
       case ViewKind::kSplit:
       case ViewKind::kSplitSizes:
         return split_at(spec, normal(int_arg(2, 0), ndim), viewed);
+      case ViewKind::kDiagonal:
+        return keep(as_result(spec, {normal(int_arg(2, 0), ndim), normal(int_arg(3, 1), ndim)}), viewed);
+      case ViewKind::kUnfold: {
+        if (ndim == 0) return keep(as_result(spec, {}), viewed);
+        const std::int64_t along = normal(int_arg(1, 0), ndim);
+        return keep(as_result(spec, {along}, along), viewed);
+      }
     }
     return "no such view";
   }
@@ -113,6 +120,18 @@ class Viewer {
       if (wanted && spec.meta().shape()[d] == 1) result.push_back(d);
     }
     return result;
+  }
+
+  // The result has the dims that are not gone, and then whole ones; `again`: one of those stands where it stood. Not
+  // when a dim that is gone is cut.
+  OrReason<Spec> as_result(const Spec& spec, const Dims& gone, std::int64_t again = -1) const {
+    auto rest = without(spec, gone);
+    if (!rest) return rest;
+    const Dims& shape = call_.outputs[0]->shape();
+    DimLayouts dims = rest->dims();
+    if (again >= 0) dims.insert(static_cast<std::size_t>(again), DimLayout{Factor{shape[again], {}}});
+    for (std::size_t d = dims.size(); d < shape.size(); ++d) dims.push_back({Factor{shape[d], {}}});
+    return Spec::from_dims(*call_.outputs[0], spec.mesh(), dims, spec.partials());
   }
 
   static Failure unbind(const Spec& spec, std::int64_t dim, Viewed& viewed) {

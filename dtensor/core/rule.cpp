@@ -12,8 +12,9 @@ namespace {
 
 std::vector<OpRule> read_tables() {
   std::vector<OpRule> rows;
-  for (const auto& table : {rules::copy(), rules::index(), rules::loss(), rules::matmul(), rules::norm(),
-                            rules::pointwise(), rules::reduce(), rules::view()}) {
+  for (const auto& table :
+       {rules::conv(), rules::copy(), rules::index(), rules::linalg(), rules::loss(), rules::matmul(), rules::norm(),
+        rules::pointwise(), rules::reduce(), rules::special(), rules::view()}) {
     for (const RuleText& text : table) rows.push_back(parse_rule(text));
   }
   std::sort(rows.begin(), rows.end(), [](const OpRule& a, const OpRule& b) { return a.name < b.name; });
@@ -52,6 +53,13 @@ const OpRule* find_row(std::string_view name) {
   return at != rows.end() && at->name == name ? &*at : nullptr;
 }
 
+// In-place forms whose plain one is not found by dropping the mark.
+constexpr std::pair<std::string_view, std::string_view> kInPlaceForms[] = {
+    {"aten::floor_divide_.Tensor", "aten::floor_divide"}, {"aten::ldexp_", "aten::ldexp.Tensor"},
+    {"aten::pow_.Scalar", "aten::pow.Tensor_Scalar"},     {"aten::pow_.Tensor", "aten::pow.Tensor_Tensor"},
+    {"aten::transpose_", "aten::transpose.int"},
+};
+
 // `out` overloads whose plain form is not found by dropping the word.
 constexpr std::pair<std::string_view, std::string_view> kOutForms[] = {
     {"aten::all.all_out", "aten::all"},
@@ -70,11 +78,6 @@ constexpr std::pair<std::string_view, std::string_view> kOutForms[] = {
     {"aten::sum.IntList_out", "aten::sum.dim_IntList"},
 };
 
-const OpRule* find_plain_of_in_place(std::string_view name) {
-  const std::size_t mark = name.substr(0, name.find('.')).size() - 1;
-  return find_row(std::string(name.substr(0, mark)) + std::string(name.substr(mark + 1)));
-}
-
 const OpRule* find_plain_of_out(std::string_view name) {
   for (const auto& [form, plain] : kOutForms) {
     if (form == name) return find_row(plain);
@@ -92,6 +95,14 @@ const OpRule* find_plain_of_out(std::string_view name) {
 }
 
 }  // namespace
+
+std::string plain_name(std::string_view in_place) {
+  for (const auto& [form, plain] : kInPlaceForms) {
+    if (form == in_place) return std::string(plain);
+  }
+  const std::size_t mark = in_place.substr(0, in_place.find('.')).size() - 1;
+  return std::string(in_place.substr(0, mark)) + std::string(in_place.substr(mark + 1));
+}
 
 CallForm form_of(std::string_view name) {
   const std::size_t dot = name.find('.');
@@ -113,7 +124,7 @@ void register_rule(const std::string& name, const std::string& pattern, const st
 std::optional<FoundRule> find_rule(std::string_view name) {
   const CallForm form = form_of(name);
   const OpRule* rule = find_row(name);
-  if (!rule && form.in_place) rule = find_plain_of_in_place(name);
+  if (!rule && form.in_place) rule = find_row(plain_name(name));
   if (!rule && form.out) rule = find_plain_of_out(name);
   if (!rule) return std::nullopt;
   return FoundRule{rule, form.in_place, form.out};

@@ -30,6 +30,7 @@ struct DimToken {
     kGroup,     // @: as many whole dims as the argument of group() has entries
     kRest,      // ~: the ellipsis without the dims of dims(), or with size 1 there (keepdim)
     kStacked,   // ^: the ellipsis with a new whole dim at dims()
+    kAny,       // *: any number of whole dims
   };
   Kind kind = Kind::kLetter;
   char letter = 0;
@@ -98,6 +99,8 @@ enum class ViewKind : std::uint8_t {
   kSplit,
   kSplitSizes,
   kUnbind,
+  kDiagonal,
+  kUnfold,
 };
 enum class RuleKind : std::uint8_t {
   kFactors,
@@ -105,6 +108,19 @@ enum class RuleKind : std::uint8_t {
   kReplicated,  // every operand whole on every rank, and so the results
   kLike,        // nothing moves; results take the operand's cuts, Replicate where it is Partial
   kFresh,       // nothing moves; results of operand 0's shape as in kLike, others replicated
+};
+
+// Letters that may be cut only where an argument has this value.
+struct OnlyIf {
+  std::size_t arg = 0;
+  std::int64_t value = 0;
+  std::string letters;
+};
+
+// An argument that counts along a dim of operand 0: the local call gets its share.
+struct ScaledArg {
+  std::size_t arg = 0;
+  std::size_t dim = 0;
 };
 
 // What the word reduction() says of a loss's reduction argument (0 none, 1 mean, 2 sum).
@@ -128,11 +144,15 @@ struct OpRule {
   std::optional<std::size_t> reduction_arg;
   std::optional<std::size_t> size_arg;
   std::optional<std::size_t> whole_if_arg;  // when true, no dim of the ellipsis may be cut
+  std::optional<std::size_t> pads_arg;      // pairs for the last dims; those that are padded are whole
+  std::vector<OnlyIf> only_if;
+  std::optional<ScaledArg> scaled;
   MeanForm mean_form = MeanForm::kScaled;
   std::optional<ReduceOp> reduce;  // of the dims that an output lacks; sum for letters when not said
   std::string mean_op;             // the sum that a mean is made of
   ViewKind view = ViewKind::kIdentity;
-  bool exact = false;  // size 1 does not broadcast
+  bool indexed = false;  // a list of optional index tensors says which dims of operand 0 are looked up
+  bool exact = false;    // size 1 does not broadcast
   std::optional<Algorithm> algorithm;
   bool may_move = false;  // of a view: where it has no free form the operand is redistributed, and the result a copy
   std::map<std::size_t, KeyUse> key;
@@ -150,6 +170,9 @@ struct CallForm {
   bool out = false;       // the last ones
 };
 CallForm form_of(std::string_view name);
+
+// "aten::add.Tensor" of "aten::add_.Tensor".
+std::string plain_name(std::string_view in_place);
 
 struct FoundRule {
   const OpRule* rule;

@@ -51,7 +51,9 @@ constexpr std::pair<std::string_view, ViewKind> kViewList[] = {{"identity", View
                                                                {"narrow", ViewKind::kNarrow},
                                                                {"split", ViewKind::kSplit},
                                                                {"split_sizes", ViewKind::kSplitSizes},
-                                                               {"unbind", ViewKind::kUnbind}};
+                                                               {"unbind", ViewKind::kUnbind},
+                                                               {"diagonal", ViewKind::kDiagonal},
+                                                               {"unfold", ViewKind::kUnfold}};
 constexpr Names<ViewKind> kViews(kViewList);
 
 constexpr std::pair<std::string_view, RuleKind> kKindList[] = {
@@ -74,9 +76,19 @@ constexpr Names<Algorithm::Kind> kAlgorithms(kAlgorithmList);
 // The words that name one static argument, in the order in which they print.
 constexpr std::pair<std::string_view, std::optional<std::size_t> OpRule::*> kArgWordList[] = {
     {"dims", &OpRule::dims_arg}, {"keepdim", &OpRule::keepdim_arg},   {"group", &OpRule::group_arg},
-    {"size", &OpRule::size_arg}, {"whole_if", &OpRule::whole_if_arg},
+    {"size", &OpRule::size_arg}, {"whole_if", &OpRule::whole_if_arg}, {"pads", &OpRule::pads_arg},
 };
 constexpr Names<std::optional<std::size_t> OpRule::*> kArgWords(kArgWordList);
+
+constexpr std::pair<std::string_view, bool OpRule::*> kFlagList[] = {
+    {"move", &OpRule::may_move}, {"exact", &OpRule::exact}, {"index", &OpRule::indexed}};
+constexpr Names<bool OpRule::*> kFlags(kFlagList);
+
+constexpr std::pair<std::string_view, DimToken::Kind> kTokenList[] = {{"@", DimToken::Kind::kGroup},
+                                                                      {"~", DimToken::Kind::kRest},
+                                                                      {"^", DimToken::Kind::kStacked},
+                                                                      {"*", DimToken::Kind::kAny}};
+constexpr Names<DimToken::Kind> kTokens(kTokenList);
 
 [[noreturn]] void refuse(const RuleText& text, const std::string& what) {
   fail_invalid("rule",
@@ -98,11 +110,8 @@ TensorPattern parse_tensor(const RuleText& row, std::string_view text) {
       text.remove_prefix(3);
       continue;
     }
-    if (c == '@' || c == '~' || c == '^') {
-      result.dims.push_back({c == '@'   ? DimToken::Kind::kGroup
-                             : c == '~' ? DimToken::Kind::kRest
-                                        : DimToken::Kind::kStacked,
-                             0});
+    if (const auto* kind = find(kTokens, text.substr(0, 1))) {
+      result.dims.push_back({*kind, 0});
     } else if (c >= 'a' && c <= 'z') {
       result.dims.push_back({DimToken::Kind::kLetter, c});
     } else if (c >= 'A' && c <= 'Z') {
@@ -182,6 +191,20 @@ bool parse_word(OpRule& rule, Scanner& scanner, std::string_view word) {
     const auto arg = static_cast<std::size_t>(scanner.size());
     scanner.expect(":");
     rule.key[arg] = expect_name(scanner, kKeys);
+  } else if (word == "only_if") {
+    OnlyIf condition;
+    condition.arg = static_cast<std::size_t>(scanner.size());
+    scanner.expect("=");
+    condition.value = scanner.size();
+    scanner.expect(":");
+    condition.letters = scanner.name();
+    rule.only_if.push_back(std::move(condition));
+  } else if (word == "scaled") {
+    ScaledArg scaled;
+    scaled.arg = static_cast<std::size_t>(scanner.size());
+    scanner.expect(":");
+    scaled.dim = static_cast<std::size_t>(scanner.size());
+    rule.scaled = scaled;
   } else {
     return false;
   }
@@ -196,8 +219,8 @@ void parse_words(OpRule& rule, std::string_view words) {
       rule.kind = *kind;
       continue;
     }
-    if (word == "move" || word == "exact") {
-      (word == "move" ? rule.may_move : rule.exact) = true;
+    if (const auto* flag = find(kFlags, word)) {
+      rule.*(*flag) = true;
       continue;
     }
     scanner.expect("(");
@@ -218,14 +241,8 @@ std::string print(const TensorPattern& tensor) {
       case DimToken::Kind::kEllipsis:
         text += "...";
         break;
-      case DimToken::Kind::kGroup:
-        text += '@';
-        break;
-      case DimToken::Kind::kRest:
-        text += '~';
-        break;
-      case DimToken::Kind::kStacked:
-        text += '^';
+      default:
+        text += name_of(kTokens, token.kind);
         break;
     }
   }
@@ -275,11 +292,17 @@ std::string to_string(const OpRule& rule) {
   if (!rule.outputs.empty()) add(join(rule.inputs, ",", print) + "->" + join(rule.outputs, ",", print));
   if (rule.kind == RuleKind::kView) add_call("view", std::string(name_of(kViews, rule.view)));
   if (find(kKinds, name_of(kKinds, rule.kind))) add(std::string(name_of(kKinds, rule.kind)));
-  if (rule.may_move) add("move");
-  if (rule.exact) add("exact");
+  for (const auto& [word, flag] : kFlags) {
+    if (rule.*flag) add(std::string(word));
+  }
   for (const auto& [word, member] : kArgWords) {
     if (rule.*member) add_call(word, std::to_string(*(rule.*member)));
   }
+  for (const OnlyIf& condition : rule.only_if) {
+    add_call("only_if",
+             std::to_string(condition.arg) + "=" + std::to_string(condition.value) + ":" + condition.letters);
+  }
+  if (rule.scaled) add_call("scaled", std::to_string(rule.scaled->arg) + ":" + std::to_string(rule.scaled->dim));
   if (rule.reduction_arg) {
     const std::string form =
         rule.mean_form == MeanForm::kScaled ? "" : ":" + std::string(name_of(kMeans, rule.mean_form));

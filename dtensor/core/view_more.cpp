@@ -20,6 +20,8 @@ OrReason<Spec> with_dims(const Spec& spec, Dims shape, Dims stride, const DimLay
                          spec.partials());
 }
 
+}  // namespace
+
 OrReason<Spec> without(const Spec& spec, const Dims& gone) {
   Dims shape;
   Dims stride;
@@ -35,8 +37,6 @@ OrReason<Spec> without(const Spec& spec, const Dims& gone) {
   }
   return with_dims(spec, std::move(shape), std::move(stride), dims);
 }
-
-}  // namespace
 
 OrReason<Spec> unsqueeze(const Spec& spec, std::int64_t dim) {
   const auto at = static_cast<std::size_t>(dim);

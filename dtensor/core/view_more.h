@@ -12,6 +12,8 @@ OrReason<Spec> unsqueeze(const Spec& spec, std::int64_t dim);
 OrReason<Spec> squeeze(const Spec& spec, const Dims& dims);
 // Without `dim`, at one of its indices. Not when it is cut.
 OrReason<Spec> select(const Spec& spec, std::int64_t dim);
+// Without these dims, of any size. Not when one is cut.
+OrReason<Spec> without(const Spec& spec, const Dims& dims);
 // Dims of size 1 to the sizes of `shape`, new dims in front. Not where a dim to be expanded is cut.
 OrReason<Spec> expand(const Spec& spec, const Dims& shape);
 // Every `step`-th index of [start, end) of a dim that is not cut.

@@ -7,9 +7,16 @@
 #include <torch/csrc/autograd/graph_task.h>
 #endif
 
+#include "dtensor/runtime/accumulate.h"
 #include "dtensor/runtime/redistribute.h"
 
 namespace dtensor {
+namespace {
+
+// Carried by libtorch into the threads of a backward pass; used by nothing in it.
+c10::DebugInfoKind accumulation_kind() { return c10::DebugInfoKind::TEST_INFO; }
+
+}  // namespace
 
 bool in_backward() {
 #if TORCH_VERSION_MAJOR >= 2
@@ -25,15 +32,55 @@ bool in_backward() {
 #endif
 }
 
+GradientAccumulation::GradientAccumulation() : guard_(accumulation_kind(), std::make_shared<c10::DebugInfoBase>()) {}
+
+namespace {
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+// While gradients are accumulated, and when this one meets one that was.
+bool stays_unreduced(const WeakTensor& leaf, const at::Tensor& gradient, const Spec& home) {
+  if (payload_of(gradient).spec == home || gradient.requires_grad()) return false;
+  if (c10::ThreadLocalDebugInfo::get(accumulation_kind())) return true;
+  auto impl = leaf.lock();
+  if (!impl) return false;
+  const at::Tensor sum = at::Tensor(std::move(impl)).grad();
+  return has_payload(sum) && payload_of(sum).unreduced().has_value();
+}
+
+at::Tensor left_unreduced(const at::Tensor& gradient, const Spec& home, std::shared_ptr<const DeviceMesh> mesh) {
+  at::Tensor result = wrap(at::Tensor(), home, std::move(mesh));
+  Payload& payload = payload_of(gradient);
+  payload_of(result).set_unreduced({payload.spec, payload.local()});
+  return result;
+}
+
+}  // namespace
+
 void bring_gradient_home(const at::Tensor& tensor, Payload& payload) {
   if (!tensor.requires_grad() || !tensor.is_leaf()) return;
   const void* state = torch::autograd::impl::get_autograd_meta(tensor);
   if (payload.hooked == state) return;
   payload.hooked = state;
-  tensor.register_hook([home = home_of(payload.spec), mesh = payload.mesh](const at::Tensor& gradient) {
-    if (!gradient.defined() || !has_payload(gradient)) return gradient;
+  tensor.register_hook([home = home_of(payload.spec), mesh = payload.mesh,
+                        leaf = WeakTensor(tensor.getIntrusivePtr())](const at::Tensor& gradient) {
+    if (!gradient.defined()) return gradient;
+    if (!has_payload(gradient)) {
+      // libtorch's own (of max.dim and the like), the same on all ranks.
+      return gradient.requires_grad() ? gradient : redistribute(as_replica(gradient, mesh), home, mesh, {});
+    }
+    if (stays_unreduced(leaf, gradient, home)) return left_unreduced(gradient, home, mesh);
     return redistribute(gradient, home, mesh, {.async = true});
   });
+}
+
+bool add_unreduced(Payload& sum, Payload& more) {
+  auto& into = sum.unreduced();
+  const auto& from = more.unreduced();
+  if (!into || !from || !(into->spec == from->spec)) return false;
+  // Not in place: the part may be another leaf's too.
+  if (into->local.defined()) into->local = into->local.add(from->local);
+  return true;
 }
 
 }  // namespace dtensor

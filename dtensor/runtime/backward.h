@@ -11,4 +11,7 @@ bool in_backward();
 // where it is Partial), its redistribution started as soon as the gradient is there.
 void bring_gradient_home(const at::Tensor& tensor, Payload& payload);
 
+// Both are gradients that were left unreduced and lie alike: adds the second to the first, without communication.
+bool add_unreduced(Payload& sum, Payload& more);
+
 }  // namespace dtensor

@@ -2,7 +2,6 @@
 // this rank's parts, wrap the results.
 #include "dtensor/runtime/dispatch.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -48,14 +47,9 @@ bool plain_counts_as_replica(const LocalCall& call, const OpInfo::Arg& arg) {
   return call.info.name == "aten::copy_" && !arg.written;
 }
 
-at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh) {
-  const Spec spec = Spec::make(meta_of(plain), *mesh, Placements(static_cast<std::size_t>(mesh->ndim()), Replicate()));
-  return wrap(mesh->contains_me() ? plain : at::Tensor(), spec, mesh, {.shared = true});
-}
-
 template <class Fn>
 void for_each_tensor(const LocalCall& call, Fn fn) {
-  for (std::size_t i = 0; i < call.info.args.size(); ++i) {
+  for (const std::size_t i : call.info.tensor_args) {
     const c10::IValue& value = call.arg(i);
     switch (call.info.args[i].kind) {
       case OpInfo::ArgKind::kTensor:
@@ -185,12 +179,7 @@ void make_key(const LocalCall& call, std::vector<std::uint64_t>& words) {
       words.push_back(static_cast<std::uint64_t>(operand.tensor.scalar_type()) * 2 + (wrapped ? 1 : 0));
     }
   }
-  for (std::size_t i = 0; i < call.info.args.size(); ++i) {
-    const OpInfo::Arg& arg = call.info.args[i];
-    if (arg.kind == OpInfo::ArgKind::kOther || arg.kind == OpInfo::ArgKind::kDType) {
-      add_static(words, arg.key, call.arg(i));
-    }
-  }
+  for (const std::size_t i : call.info.key_args) add_static(words, call.info.args[i].key, call.arg(i));
 }
 
 // ---- decisions, kept by each thread: nothing in them is a thread's own, it only saves a lock
@@ -248,7 +237,23 @@ std::shared_ptr<const Prepared> find_or_prepare(const LocalCall& call) {
   return prepared;
 }
 
+// Some operators drop elements by themselves (attention, recurrent networks), and have no generator to show for it.
+void refuse_hidden_dropout(const LocalCall& call) {
+  double p = 0;
+  for (std::size_t i = 0; i < call.info.args.size(); ++i) {
+    const std::string& name = call.info.args[i].name;
+    if (name == "train" && call.arg(i).isBool() && !call.arg(i).toBool()) return;
+    if ((name == "dropout_p" || name == "dropout") && call.arg(i).isDouble()) p = call.arg(i).toDouble();
+  }
+  if (p == 0) return;
+  fail_unsupported(call.info.name,
+                   {.what = "the operator drops elements by itself: its ranks would drop different ones",
+                    .got = "a probability of " + std::to_string(p),
+                    .advice = "at::dropout, and 0 here"});
+}
+
 void say_no_rule(const LocalCall& call) {
+  refuse_hidden_dropout(call);
   if (no_rule == NoRule::kRefuse) {
     fail_unsupported(call.info.name,
                      {.what = "the operator has no rule, and running it on replicated operands is refused",
@@ -266,13 +271,12 @@ void say_no_rule(const LocalCall& call) {
 
 // ---- running
 
-using Arguments = InlineVec<c10::IValue, 8>;
 using Locals = InlineVec<at::Tensor, 6>;
 
-void set_tensor(LocalCall& call, const Operand& operand, const at::Tensor& local) {
+void set_tensor(LocalCall& call, const Operand& operand, at::Tensor local) {
   c10::IValue& value = call.arg(operand.arg);
   if (call.info.args[operand.arg].kind == OpInfo::ArgKind::kTensor) {
-    value = local;
+    value = std::move(local);
   } else if (value.isTensorList()) {
     if (operand.item == 0) value = value.toTensorList().copy();
     value.toTensorList().set(operand.item, local);
@@ -299,7 +303,7 @@ at::Tensor made_up(const Prepared& prepared, std::size_t output, const LocalCall
   const at::Tensor result =
       at::empty({shape.data(), shape.size()},
                 call.operands[0].payload->local().options().dtype(scalar_type_of(spec.meta().dtype())));
-  fill_identity(result, prepared.fills ? *work.identity : work.others_op);
+  if (result.numel() > 0) fill_identity(result, prepared.fills ? *work.identity : work.others_op);
   return result;
 }
 
@@ -307,15 +311,15 @@ class Results {
  public:
   Results(LocalCall& call, const Prepared& prepared) : call_(call), prepared_(prepared) {}
 
-  // The local results are on the stack; the saved arguments are those that are returned.
-  void wrap_all(const Arguments& arguments) {
+  // The local results are on the stack; where an argument is returned, it is the caller's.
+  void wrap_all() {
     const std::size_t first = call_.stack.size() - call_.info.returns.size();
     for (std::size_t r = 0; r < call_.info.returns.size(); ++r) {
       const OpInfo::Return& result = call_.info.returns[r];
       c10::IValue& value = call_.stack[first + r];
       if (result.written_arg >= 0) {
         next_ += value.isTensorList() ? value.toTensorList().size() : 1;
-        value = arguments[static_cast<std::size_t>(result.written_arg)];
+        value = written(static_cast<std::size_t>(result.written_arg));
       } else if (result.is_tensor) {
         value = wrap_one(value.toTensor());
       } else if (result.is_list) {
@@ -327,19 +331,35 @@ class Results {
   }
 
  private:
+  // The tensor, or the list, that was given as an argument.
+  c10::IValue written(std::size_t arg) const {
+    const bool one = call_.info.args[arg].kind == OpInfo::ArgKind::kTensor;
+    std::vector<at::Tensor> list;
+    for (const Operand& operand : call_.operands) {
+      if (operand.arg != arg) continue;
+      if (one) return operand.tensor;
+      list.push_back(operand.tensor);
+    }
+    return list;
+  }
+
   at::Tensor wrap_one(const at::Tensor& local) {
     const std::size_t output = next_++;
     const Decision& decision = prepared_.decision;
     if (prepared_.replicated) {
       if (!local.defined()) return local;
-      return as_replica(local, call_.mesh);
+      at::Tensor result = as_replica(local, call_.mesh);
+      if (call_.info.returns_alias) payload_of(result).lost_alias = true;
+      return result;
     }
     if (output >= decision.outputs.size() || !decision.outputs[output]) return {};
     WrapOptions options;
-    const bool view = call_.info.returns_alias && decision.alias;
+    // An operator that was run as it is returns an alias of what lies here.
+    const bool as_it_is = !prepared_.moves && decision.local.is_same() && !prepared_.other_op;
+    const bool view = call_.info.returns_alias && (decision.alias || as_it_is);
     if (view) options.base = &call_.operands[0].tensor;
     at::Tensor result = wrap(local, *decision.outputs[output], call_.mesh, options);
-    if (call_.info.returns_alias && !decision.alias) payload_of(result).lost_alias = true;
+    if (call_.info.returns_alias && !view) payload_of(result).lost_alias = true;
     return result;
   }
 
@@ -473,26 +493,39 @@ void run_out_of_place(LocalCall& call, const c10::OperatorHandle& plain) {
   call.stack.emplace_back(self);
 }
 
+// sum += gradient, both unreduced.
+bool accumulate(LocalCall& call) {
+  if (call.operands.size() != 2 || !call.operands[0].payload || !call.operands[1].payload) return false;
+  const c10::IValue& factor = call.arg(2);
+  if (!factor.isInt() || factor.toInt() != 1) return false;
+  if (!add_unreduced(*call.operands[0].payload, *call.operands[1].payload)) return false;
+  torch::jit::drop(call.stack, call.info.args.size());
+  call.stack.emplace_back(call.operands[0].tensor);
+  return true;
+}
+
 void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+  // Autograd and autocast are above us, and done.
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView |
       c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}));
   LocalCall call{info, op, *stack, {}, nullptr};
   collect(call);
+  if (info.accumulates && accumulate(call)) return;
   const std::shared_ptr<const Prepared> prepared = find_or_prepare(call);
   if (prepared->out_of_place) return run_out_of_place(call, *prepared->out_of_place);
   if (prepared->replicated) say_no_rule(call);
   check_non_members(call, *prepared);
 
-  Arguments arguments;
-  if (info.writes) arguments.append(stack->end() - static_cast<std::ptrdiff_t>(info.args.size()), stack->end());
-  Locals locals(call.operands.size());
+  const bool writes_back = info.writes && prepared->moves;
+  Locals locals(writes_back ? call.operands.size() : 0);
   const CommCause cause(info.name, prepared->decision.reason);
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
     if (!operand.payload) continue;
-    locals[i] = local_for(operand, prepared->plans[i]);
-    set_tensor(call, operand, locals[i]);
+    at::Tensor local = local_for(operand, prepared->plans[i]);
+    if (writes_back) locals[i] = local;
+    set_tensor(call, operand, std::move(local));
   }
   if (info.out) give_own_outs(call);
   if (!call.mesh->contains_me()) {
@@ -507,10 +540,10 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   }
   if (info.out) {
     fill_outs(call, *prepared);
-  } else if (info.writes && prepared->moves) {
+  } else if (writes_back) {
     write_back(call, *prepared, locals);
   }
-  Results(call, *prepared).wrap_all(arguments);
+  Results(call, *prepared).wrap_all();
 }
 
 // A detached tensor shares all that the tensor has, also what is still under way.
@@ -542,8 +575,10 @@ void run_metadata_change(const OpInfo& info, torch::jit::Stack* stack) {
 }
 
 bool changes_storage(const std::string& name) {
-  for (const char* start : {"aten::resize_", "aten::set_", "aten::as_strided_", "aten::resize_as_", "aten::resize."}) {
-    if (name.rfind(start, 0) == 0) return true;
+  const std::string base = name.substr(0, name.find('.'));
+  for (const char* known : {"aten::resize_", "aten::resize", "aten::set_", "aten::set", "aten::as_strided_",
+                            "aten::resize_as_", "aten::resize_as"}) {
+    if (base == known) return true;
   }
   return false;
 }
@@ -606,7 +641,8 @@ void register_all() {
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = c10::Dispatcher::singleton().findOp(name);
-    // Those made of other operators reach us through them.
+    // Those made of other operators reach us through them, random ones have kernels of their own.
+    if (has_random_kernel(name)) continue;
     if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     const std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
     aten->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OpKernel>()));
@@ -621,6 +657,8 @@ void ensure_registered() {
     register_all();
     register_nll_loss2d();
     register_reshape();
+    register_composites();
+    register_random();
   });
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dtensor/core/error.h"
+#include "dtensor/runtime/factories.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/payload.h"
 
@@ -54,7 +55,9 @@ void convert(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements&
              const DistributeOptions& options) {
   const at::NoGradGuard no_grad;
   const at::Tensor gradient = tensor.grad();
-  take_over(tensor, distribute_tensor(tensor.detach(), mesh, placements, options));
+  // A tensor without data stays without: each rank has room for its part, which is then drawn or loaded.
+  take_over(tensor, tensor.is_meta() ? empty(tensor.sizes(), mesh, placements, tensor.scalar_type())
+                                     : distribute_tensor(tensor.detach(), mesh, placements, options));
   if (!gradient.defined()) return;
   Placements home = placements;
   for (Placement& placement : home) {

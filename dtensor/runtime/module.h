@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "dtensor/runtime/tensor.h"
 
@@ -20,7 +21,8 @@ struct DistributeModuleOptions {
 
 // Turns every parameter and buffer of the module into a distributed tensor, in place: the module's class, its members
 // and an optimizer that was made before see them. Parameters that are registered several times stay one. Without
-// `place` all are replicated. Gradients that are already there are distributed alike.
+// `place` all are replicated. Gradients that are already there are distributed alike. Tensors on the meta device become
+// parts without values, to be drawn (the module's reset_parameters) or loaded: nobody ever holds them whole.
 // Errors, before anything is changed: a parameter that has views or shares memory with another tensor, or that is
 // distributed over another mesh. Those that are on this mesh already are left alone.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PlaceParameter& place = {},
@@ -30,6 +32,39 @@ template <class Impl>
 void distribute_module(torch::nn::ModuleHolder<Impl>& module, const DeviceMesh& mesh, const PlaceParameter& place = {},
                        const DistributeModuleOptions& options = {}) {
   distribute_module(static_cast<torch::nn::Module&>(*module.ptr()), mesh, place, options);
+}
+
+// What to do with a tensor on its way into a module, or out of it.
+using TensorHook = std::function<at::Tensor(const at::Tensor&)>;
+
+// A module with hooks around its forward, which libtorch's own have not: the input goes through `input`, the result
+// through `output`. Its parameters are the module's own, under the name "module".
+//
+//   distribute_module(net, mesh, place);
+//   auto hooked = with_hooks(net, [&](const at::Tensor& x) { return distribute_tensor(x, mesh, {Shard(0)}); },
+//                            [](const at::Tensor& y) { return DTensor(y).full_tensor(); });
+//   at::Tensor y = hooked->forward(plain);
+template <class Impl>
+class HookedModule final : public torch::nn::Module {
+ public:
+  HookedModule(std::shared_ptr<Impl> inner, TensorHook input, TensorHook output)
+      : inner_(register_module("module", std::move(inner))), input_(std::move(input)), output_(std::move(output)) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = inner_->forward(input_ ? input_(x) : x);
+    return output_ ? output_(y) : y;
+  }
+
+ private:
+  const std::shared_ptr<Impl> inner_;
+  const TensorHook input_;
+  const TensorHook output_;
+};
+
+template <class Impl>
+std::shared_ptr<HookedModule<Impl>> with_hooks(const torch::nn::ModuleHolder<Impl>& module, TensorHook input,
+                                               TensorHook output = {}) {
+  return std::make_shared<HookedModule<Impl>>(module.ptr(), std::move(input), std::move(output));
 }
 
 // The tensor that this handle, and all who hold it, refer to becomes a distributed one. What distribute_module does to

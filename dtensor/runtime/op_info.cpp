@@ -42,19 +42,40 @@ bool same_alias(const c10::AliasInfo* a, const c10::AliasInfo* b) {
   return false;
 }
 
+// Arguments that are written although their schema does not say so.
+struct UnmarkedWrite {
+  const char* op;
+  std::size_t arg;
+};
+constexpr UnmarkedWrite kUnmarkedWrites[] = {
+    {"aten::cudnn_batch_norm", 3},  {"aten::cudnn_batch_norm", 4},  {"aten::miopen_batch_norm", 3},
+    {"aten::miopen_batch_norm", 4}, {"aten::native_batch_norm", 3}, {"aten::native_batch_norm", 4},
+    {"aten::rrelu_with_noise", 1},
+};
+
+bool writes_unmarked(const std::string& name, std::size_t arg) {
+  return std::any_of(std::begin(kUnmarkedWrites), std::end(kUnmarkedWrites),
+                     [&](const UnmarkedWrite& write) { return name == write.op && arg == write.arg; });
+}
+
 }  // namespace
 
 OpInfo::OpInfo(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
   rule = find_rule(name);
+  accumulates = name == "aten::add_.Tensor";
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     const c10::Argument& argument = schema.arguments()[i];
-    const bool written = argument.alias_info() && argument.alias_info()->isWrite();
+    const bool written = (argument.alias_info() && argument.alias_info()->isWrite()) || writes_unmarked(name, i);
     takes_generator = takes_generator || is_generator(argument);
     writes = writes || written;
     if (written && argument.is_out()) out = true;
-    args.push_back({argument.name(), kind_of(argument), written, rule ? key_use(*rule->rule, i) : KeyUse::kPlain});
+    const KeyUse key = rule ? key_use(*rule->rule, i) : KeyUse::kPlain;
+    args.push_back({argument.name(), kind_of(argument), written, key});
+    const bool is_static = args.back().kind == ArgKind::kOther || args.back().kind == ArgKind::kDType;
+    if (!is_static) tensor_args.push_back(i);
+    if (is_static && key != KeyUse::kNothing) key_args.push_back(i);
   }
   in_place = writes && !out && !args.empty() && args[0].written;
   for (const c10::Argument& result : schema.returns()) {
@@ -79,10 +100,11 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
 }
 
 std::optional<c10::OperatorHandle> plain_form(const OpInfo& info) {
-  const std::size_t dot = std::min(info.name.find('.'), info.name.size());
-  if (!info.in_place || info.name[dot - 1] != '_') return std::nullopt;
-  const std::string overload = dot == info.name.size() ? "" : info.name.substr(dot + 1);
-  const auto op = c10::Dispatcher::singleton().findSchema({info.name.substr(0, dot - 1), overload});
+  if (!info.in_place || !form_of(info.name).in_place) return std::nullopt;
+  const std::string plain = plain_name(info.name);
+  const std::size_t dot = std::min(plain.find('.'), plain.size());
+  const std::string overload = dot == plain.size() ? "" : plain.substr(dot + 1);
+  const auto op = c10::Dispatcher::singleton().findSchema({plain.substr(0, dot), overload});
   if (!op || op->schema().arguments().size() != info.args.size()) return std::nullopt;
   return *op;
 }

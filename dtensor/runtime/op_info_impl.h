@@ -34,13 +34,16 @@ struct OpInfo {
 
   std::string name;  // with the overload: "aten::add.Tensor"
   std::vector<Arg> args;
+  std::vector<std::size_t> tensor_args;  // those that are tensors or lists of them
+  std::vector<std::size_t> key_args;     // static ones that belong into the key
   std::vector<Return> returns;
   std::optional<FoundRule> rule;
   bool takes_generator = false;
   bool returns_alias = false;
   bool writes = false;
-  bool in_place = false;  // writes its first argument and returns it
-  bool out = false;       // writes arguments given for the results
+  bool in_place = false;     // writes its first argument and returns it
+  bool out = false;          // writes arguments given for the results
+  bool accumulates = false;  // what autograd adds gradients with
 };
 
 // "aten::add.Tensor" of "aten::add_.Tensor", if there is one with as many arguments.

@@ -3,17 +3,37 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <optional>
 #include <utility>
 
 #include "dtensor/core/error.h"
 #include "dtensor/runtime/compat_impl.h"
 #include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/record.h"
 #include "dtensor/runtime/register.h"
 
 namespace dtensor {
 namespace {
 
-void delete_payload(void* payload) { delete static_cast<Payload*>(payload); }
+// A storage without memory that is the payload's home: one allocation for both. The payload is found through the
+// context of the data pointer, which owns nothing.
+class PayloadStorage final : public c10::StorageImpl {
+ public:
+  PayloadStorage(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh, c10::Device device)
+      : StorageImpl(use_byte_size_t(), 0, c10::DataPtr(nullptr, &payload_, &keep, device), nullptr, false) {
+    payload_.emplace(std::move(local), spec, std::move(mesh));
+  }
+  Payload& payload() { return *payload_; }
+  // Weak references may keep the storage, but nothing in it.
+  void release_resources() override {
+    StorageImpl::release_resources();
+    payload_.reset();
+  }
+
+ private:
+  static void keep(void*) {}
+  std::optional<Payload> payload_;
+};
 
 // Adds to TensorImpl that memory is shared: libtorch's gradient buffers add in place into a tensor whose storage has
 // one owner, and a view's payload has a storage of its own.
@@ -66,17 +86,16 @@ c10::Device device_of(const DeviceMesh& mesh) {
   return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice();
 }
 
-at::Tensor wrap_payload(std::unique_ptr<Payload> payload, c10::Device device, const WrapOptions& options) {
+at::Tensor wrap_storage(c10::intrusive_ptr<PayloadStorage> home, c10::DeviceType device, const WrapOptions& options) {
   ensure_registered();
-  const TensorMeta& meta = payload->spec.meta();
+  const TensorMeta& meta = home->payload().spec.meta();
   const auto type = c10::scalarTypeToTypeMeta(scalar_type_of(meta.dtype()));
   const at::IntArrayRef sizes(meta.shape().data(), meta.shape().size());
   const at::IntArrayRef strides(meta.stride().data(), meta.stride().size());
-  c10::Storage storage(c10::Storage::use_byte_size_t(), 0,
-                       c10::DataPtr(nullptr, payload.release(), &delete_payload, device), nullptr, false);
+  c10::Storage storage{c10::intrusive_ptr<c10::StorageImpl>(std::move(home))};
   auto impl = options.base ? c10::make_intrusive<WrapperImpl>(c10::TensorImpl::VIEW, std::move(storage),
                                                               options.base->key_set(), type)
-                           : c10::make_intrusive<WrapperImpl>(std::move(storage), keys_for(device.type()), type);
+                           : c10::make_intrusive<WrapperImpl>(std::move(storage), keys_for(device), type);
   impl->set_sizes_and_strides(sizes, strides);
   if (options.shared || options.base) impl->mark_shared();
   forbid_raw_data(*impl);
@@ -85,22 +104,41 @@ at::Tensor wrap_payload(std::unique_ptr<Payload> payload, c10::Device device, co
 
 }  // namespace
 
+void Payload::settle() {
+  if (pending_) {
+    local_ = pending_->result();
+    pending_.reset();
+  }
+  if (!unreduced_) return;
+  const Unreduced from = *std::exchange(unreduced_, std::nullopt);
+  static const std::string* op = new std::string("gradient");
+  static const std::string* reason = new std::string("what was accumulated is reduced at its first use");
+  const CommCause cause(*op, *reason, /*asked=*/true);
+  local_ = execute(*mesh, make_plan(from.spec, spec), from.local);
+}
+
 Payload& payload_of(const at::Tensor& tensor) {
-  return *static_cast<Payload*>(context_of(*tensor.unsafeGetTensorImpl()));
+  return **static_cast<std::optional<Payload>*>(context_of(*tensor.unsafeGetTensorImpl()));
 }
 
 at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
                 const WrapOptions& options) {
   const c10::Device device = local.defined() ? local.device() : device_of(*mesh);
-  return wrap_payload(std::make_unique<Payload>(std::move(local), spec, std::move(mesh)), device, options);
+  return wrap_storage(c10::make_intrusive<PayloadStorage>(std::move(local), spec, std::move(mesh), device),
+                      device.type(), options);
 }
 
 at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec,
                         std::shared_ptr<const DeviceMesh> mesh) {
   const c10::Device device = device_of(*mesh);
-  auto payload = std::make_unique<Payload>(at::Tensor(), spec, std::move(mesh));
-  payload->set_pending(std::move(execution));
-  return wrap_payload(std::move(payload), device, {});
+  auto home = c10::make_intrusive<PayloadStorage>(at::Tensor(), spec, std::move(mesh), device);
+  home->payload().set_pending(std::move(execution));
+  return wrap_storage(std::move(home), device.type(), {});
+}
+
+at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh) {
+  const Spec spec = Spec::make(meta_of(plain), *mesh, Placements(static_cast<std::size_t>(mesh->ndim()), Replicate()));
+  return wrap(mesh->contains_me() ? plain : at::Tensor(), spec, mesh, {.shared = true});
 }
 
 void take_over(const at::Tensor& handle, const at::Tensor& value) {

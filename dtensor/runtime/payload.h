@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "dtensor/core/mesh.h"
 #include "dtensor/core/spec.h"
@@ -20,15 +22,21 @@ class Payload {
   Payload(at::Tensor my_part, Spec whole, std::shared_ptr<const DeviceMesh> my_mesh)
       : spec(std::move(whole)), mesh(std::move(my_mesh)), local_(std::move(my_part)) {}
 
-  // This rank's part; undefined where it is not in the mesh. Waits for a redistribution that is under way.
+  // This rank's part; undefined where it is not in the mesh. Waits for a redistribution that is under way, and reduces
+  // what was left unreduced.
   const at::Tensor& local() {
-    if (pending_) {
-      local_ = pending_->result();
-      pending_.reset();
-    }
+    if (pending_ || unreduced_) settle();
     return local_;
   }
   void set_pending(std::shared_ptr<Execution> pending) { pending_ = std::move(pending); }
+
+  // A gradient that is still as it was produced, while others may be added to it: its spec then, and its part.
+  struct Unreduced {
+    Spec spec;
+    at::Tensor local;
+  };
+  void set_unreduced(Unreduced unreduced) { unreduced_ = std::move(unreduced); }
+  std::optional<Unreduced>& unreduced() { return unreduced_; }
 
   const Spec spec;
   const std::shared_ptr<const DeviceMesh> mesh;
@@ -38,8 +46,11 @@ class Payload {
   const void* hooked = nullptr;
 
  private:
+  void settle();
+
   at::Tensor local_;
   std::shared_ptr<Execution> pending_;
+  std::optional<Unreduced> unreduced_;
 };
 
 // Pre: is_dtensor(tensor).
@@ -59,6 +70,9 @@ struct WrapOptions {
 at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
                 const WrapOptions& options = {});
 at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh);
+
+// A plain tensor that is the same on all ranks.
+at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh);
 
 // The handle, and all who hold it, now have `value`'s sizes and payload. Autograd state stays, the version is bumped.
 void take_over(const at::Tensor& handle, const at::Tensor& value);

@@ -1,4 +1,6 @@
 // What happens when a call is new: its operands' specs go to the rules, and the answer is worked out for this rank.
+#include <algorithm>
+
 #include "dtensor/core/error.h"
 #include "dtensor/runtime/dispatch_impl.h"
 #include "dtensor/runtime/meta.h"
@@ -14,6 +16,7 @@ OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> re
   for (const Operand& operand : call.operands) {
     auto& [first, count] = ranges[operand.arg];
     if (count++ == 0) first = described.operands.size();
+    described.items.push_back(operand.item);
     described.operands.push_back(operand.payload ? std::optional<Spec>(operand.payload->spec) : std::nullopt);
   }
   for (std::size_t i = 0; i < call.info.args.size(); ++i) {
@@ -87,6 +90,17 @@ c10::IValue rewritten(const Rewrite& rewrite, const Decision& decision, const Di
                {.what = reason, .got = operands_text(call), .advice = "redistribute the operands first"});
 }
 
+// as_strided means memory: it can be told only where the whole tensor lies densely, with the strides that it shows.
+void check_as_strided(const LocalCall& call) {
+  const TensorMeta& meta = call.operands[0].payload->spec.meta();
+  std::int64_t span = 1;
+  for (std::int64_t d = 0; d < meta.ndim(); ++d) span += (meta.shape()[d] - 1) * meta.stride()[d];
+  if (span == meta.numel() || meta.numel() == 0) return;
+  fail_unsupported(call.info.name, {.what = "a distributed tensor that is itself a view of memory with gaps",
+                                    .got = operands_text(call),
+                                    .advice = "contiguous() first, or slice, permute and view"});
+}
+
 // Without a rule, or where this libtorch cannot tell what the results will be.
 Decision on_replicas(const LocalCall& call) {
   if (call.info.takes_generator) {
@@ -94,20 +108,18 @@ Decision on_replicas(const LocalCall& call) {
                      {.what = "a random operator without a rule: its ranks would draw different numbers",
                       .got = operands_text(call)});
   }
-  if (call.info.returns_alias) {
-    fail_unsupported(
-        call.info.name,
-        {.what = "an operator without a rule whose result shares memory with its operand: what is written to "
-                 "the one would be lost to the other",
-         .got = operands_text(call),
-         .advice = "full_tensor()"});
-  }
+  if (call.info.name == "aten::as_strided") check_as_strided(call);
   Decision decision;
   for (const Operand& operand : call.operands) {
     decision.inputs.push_back(operand.payload ? std::optional<Spec>(replicated(operand.payload->spec)) : std::nullopt);
   }
   decision.reason = "no rule: the operands are replicated";
   return decision;
+}
+
+// Does the call have another form than the rule knows of (a 0-d index)? Then it runs on replicas.
+bool misfit(const LocalCall& call, const std::vector<std::optional<TensorMeta>>& results) {
+  return !call.info.in_place && !fits(*call.info.rule->rule, describe(call, results));
 }
 
 void work_out(const LocalCall& call, Prepared& prepared) {
@@ -138,10 +150,21 @@ void work_out(const LocalCall& call, Prepared& prepared) {
     prepared.rewrites.emplace_back(rewrite.arg, rewritten(rewrite, decision, *at));
   }
   for (const std::int64_t m : local.once) prepared.runs = prepared.runs && (*at)[m] == 0;
+  const bool makes_tensors =
+      !call.info.returns.empty() && std::all_of(call.info.returns.begin(), call.info.returns.end(),
+                                                [](const OpInfo::Return& r) { return r.is_tensor && !r.alias; });
+  // Not every kernel takes a tensor without elements; where it would make none, it need not run.
+  if (makes_tensors && !call.info.writes && !prepared.replicated) {
+    prepared.fills = std::all_of(decision.outputs.begin(), decision.outputs.end(), [&](const auto& output) {
+      if (!output) return true;
+      const Dims shape = output->local_shape(*at);
+      return std::find(shape.begin(), shape.end(), 0) != shape.end();
+    });
+  }
   if (local.identity && decision.inputs[0]) {
     std::int64_t numel = 1;
     for (const std::int64_t size : decision.inputs[0]->local_shape(*at)) numel *= size;
-    prepared.fills = numel == 0;
+    prepared.fills = prepared.fills || numel == 0;
   }
   for (const auto& output : decision.outputs) {
     prepared.output_shapes.push_back(output ? output->local_shape(*at) : Dims{});
@@ -199,8 +222,8 @@ std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::
   bool returns_tensors = false;
   for (const OpInfo::Return& result : call.info.returns) returns_tensors |= result.is_tensor || result.is_list;
   GlobalResults results = std::vector<std::optional<TensorMeta>>{};
-  if (returns_tensors) results = global_results(call);
-  if (call.info.rule && results) {
+  if (call.info.rule && returns_tensors) results = global_results(call);
+  if (call.info.rule && results && !misfit(call, *results)) {
     auto decision = decide(*call.info.rule->rule, describe(call, std::move(*results)), decide_options());
     if (!decision) {
       prepared->out_of_place = plain_form(call.info);

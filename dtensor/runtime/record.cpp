@@ -59,6 +59,7 @@ std::shared_ptr<Watch> with_policy(CommPolicy policy) {
 
 thread_local const std::string* cause_op = nullptr;
 thread_local const std::string* cause_reason = nullptr;
+thread_local bool cause_asked = false;
 
 std::string group_name(const Step& step) {
   if (step.mesh_dims.empty()) return "meshes";
@@ -100,11 +101,14 @@ std::string CommRecorder::to_string() const {
 
 CommPolicyGuard::CommPolicyGuard(CommPolicy policy) : guard_(watch_kind(), with_policy(policy)) {}
 
-CommCause::CommCause(const std::string& op, const std::string& reason)
-    : op_before_(std::exchange(cause_op, &op)), reason_before_(std::exchange(cause_reason, &reason)) {}
+CommCause::CommCause(const std::string& op, const std::string& reason, bool asked)
+    : op_before_(std::exchange(cause_op, &op)),
+      reason_before_(std::exchange(cause_reason, &reason)),
+      asked_before_(std::exchange(cause_asked, asked)) {}
 CommCause::~CommCause() {
   cause_op = op_before_;
   cause_reason = reason_before_;
+  cause_asked = asked_before_;
 }
 
 bool communication_is_watched() { return current() != nullptr; }
@@ -112,7 +116,7 @@ bool communication_is_watched() { return current() != nullptr; }
 void watch_communication(const Plan& plan, const std::vector<std::pair<const Step*, std::int64_t>>& steps) {
   const Watch* watch = current();
   if (!watch || steps.empty()) return;
-  if (cause_op && watch->policy != CommPolicy::kAllow) {
+  if (cause_op && !cause_asked && watch->policy != CommPolicy::kAllow) {
     const Complaint complaint{.what = "communication that the policy does not allow",
                               .got = "from " + plan.from().to_string() + " to " + plan.to().to_string() + ", " +
                                      bytes_text(plan.received().max),

@@ -53,10 +53,11 @@ class CommPolicyGuard {
 
 // ---- for those who communicate
 
-// Says, for as long as it lives on this thread, which operator what follows is for.
+// Says, for as long as it lives on this thread, which operator what follows is for; whether the program asked for it,
+// so that no policy applies.
 class CommCause {
  public:
-  CommCause(const std::string& op, const std::string& reason);
+  CommCause(const std::string& op, const std::string& reason, bool asked = false);
   ~CommCause();
   CommCause(const CommCause&) = delete;
   CommCause& operator=(const CommCause&) = delete;
@@ -64,6 +65,7 @@ class CommCause {
  private:
   const std::string* op_before_;
   const std::string* reason_before_;
+  bool asked_before_;
 };
 
 // Applies the policy to a plan that is about to be played, and records it. bytes: what each step brings this rank.

@@ -15,11 +15,6 @@
 namespace dtensor {
 namespace {
 
-Spec with_dtype(const Spec& spec, c10::ScalarType type) {
-  const TensorMeta meta(spec.meta().shape(), spec.meta().stride(), dtype_of(type));
-  return expect_spec(Spec::from_dims(meta, spec.mesh(), spec.dims(), spec.partials()), "redistribute");
-}
-
 struct Held : torch::CustomClassHolder {
   Held(Spec of_gradient, std::shared_ptr<const DeviceMesh> its_mesh, RedistributeOptions back)
       : home(std::move(of_gradient)), mesh(std::move(its_mesh)), options(std::move(back)) {}
@@ -53,6 +48,11 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
 };
 
 }  // namespace
+
+Spec with_dtype(const Spec& spec, c10::ScalarType type) {
+  const TensorMeta meta(spec.meta().shape(), spec.meta().stride(), dtype_of(type));
+  return expect_spec(Spec::from_dims(meta, spec.mesh(), spec.dims(), spec.partials()), "redistribute");
+}
 
 Spec home_of(const Spec& spec) {
   if (!spec.has_partial()) return spec;

@@ -14,6 +14,9 @@ at::Tensor redistribute(const at::Tensor& tensor, const Spec& to, std::shared_pt
 at::Tensor redistribute_now(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
                             const RedistributeOptions& options);
 
+// The same layout, of elements of another type.
+Spec with_dtype(const Spec& spec, c10::ScalarType type);
+
 // Do all ranks of the mesh say the same shape and type, and do replicas hold the same bits? An error on all of them if
 // not.
 void check_agreement(const DeviceMesh& mesh, const Spec& spec, const at::Tensor& local);

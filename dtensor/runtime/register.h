@@ -1,5 +1,9 @@
 #pragma once
 
+namespace c10 {
+struct OperatorName;
+}
+
 namespace dtensor {
 
 // Makes libtorch send the operators of distributed tensors to us. Called before the first one is made.
@@ -8,5 +12,8 @@ void ensure_registered();
 // Operators with a kernel of their own.
 void register_nll_loss2d();
 void register_reshape();
+void register_composites();
+void register_random();
+bool has_random_kernel(const c10::OperatorName& name);
 
 }  // namespace dtensor

@@ -25,20 +25,6 @@ Placements with_size(const DeviceMesh& mesh, const Placements& placements, std::
   return placements;
 }
 
-// Dense strides of a global shape, dims ordered as the local tensor's.
-Dims stride_like(const Dims& shape, at::IntArrayRef local) {
-  Dims order(shape.size());
-  for (std::size_t d = 0; d < order.size(); ++d) order[d] = static_cast<std::int64_t>(d);
-  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return local[a] > local[b]; });
-  Dims stride(shape.size());
-  std::int64_t next = 1;
-  for (std::size_t i = order.size(); i-- > 0;) {
-    stride[order[i]] = next;
-    next *= std::max<std::int64_t>(shape[order[i]], 1);
-  }
-  return stride;
-}
-
 Spec spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                    const FromLocalOptions& options) {
   Dims shape(local.sizes().begin(), local.sizes().end());
@@ -55,7 +41,9 @@ Spec spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Placem
     fail_invalid("from_local", {.what = "the global shape has another number of dims than the local tensor",
                                 .got = std::to_string(shape.size()) + " and " + std::to_string(local.dim())});
   }
-  const TensorMeta meta(shape, stride_like(shape, local.strides()), dtype_of(local.scalar_type()));
+  // Never from the local strides: a rank with an empty part, or with one row, would read another order from them.
+  const DType dtype = dtype_of(local.scalar_type());
+  const TensorMeta meta = options.stride ? TensorMeta(shape, *options.stride, dtype) : TensorMeta(shape, dtype);
   const Spec spec = Spec::make(meta, mesh, placements);
   if (!mesh.contains_me()) return spec;
   const Dims expected = spec.local_shape(*mesh.coordinate());

@@ -29,6 +29,8 @@ struct ToLocalOptions {
 struct FromLocalOptions {
   // The global shape; found from the local ones (which then must be even along sharded dims) when not given.
   std::optional<Dims> shape = {};
+  // The global strides, alike on all ranks; row-major unless said.
+  std::optional<Dims> stride = {};
   // Compare shape and type over all ranks first; the replicas' values too.
   bool check = false;
   // How the local tensor's gradient lies; the placements given (Replicate for Partial) unless said.

@@ -86,6 +86,35 @@ TEST(Fingerprint, EveryDifferenceIsADivergence) {
   EXPECT_NE(differs(check_all_reduce(group, floats(8), ReduceOp::kSum)), "none");
 }
 
+// Ranks that are not equally far in their random numbers, or have other seeds.
+TEST(Fingerprint, RandomNumbersAreCompared) {
+  Listed group(0, {0, 3}), other(1, {0, 3});
+  RandomSource mine, theirs;
+  group.watch_random(mine.progress());
+  other.watch_random(theirs.progress());
+  const auto diverge = [&] {
+    const std::array both = {check_all_reduce(group, floats(8), ReduceOp::kSum),
+                             check_all_reduce(other, floats(8), ReduceOp::kSum)};
+    return find_divergence(both, group.ranks()).value_or("none");
+  };
+  mine.seed(4);
+  theirs.seed(4);
+  mine.next();
+  theirs.next();
+  EXPECT_EQ(diverge(), "none");
+  theirs.next();
+  EXPECT_EQ(diverge(),
+            "rank 0: all_reduce(sum, Float, 8 elements) after 1 random calls, rank 3: all_reduce(sum, Float, "
+            "8 elements) after 2");
+  mine.next();
+  EXPECT_EQ(diverge(), "none");
+  mine.next_from(1);
+  theirs.next_from(2);
+  EXPECT_EQ(diverge(),
+            "rank 0: all_reduce(sum, Float, 8 elements) with one seed or generator, rank 3: all_reduce(sum, "
+            "Float, 8 elements) with another");
+}
+
 TEST(Fingerprint, AllToAllBalancesExactlyWhenEveryPairAgrees) {
   const std::vector<std::int64_t> ranks = {0, 1, 2};
   // sends[s][d]

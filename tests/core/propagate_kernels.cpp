@@ -378,7 +378,105 @@ void add_lookups(Kernels& k) {
   };
 }
 
+// A 1-d convolution as aten::convolution takes it: x [n,i,w], weight [o,i,k] ([i,o,k] transposed), bias [o], stride 1.
+void add_planes(Kernels& k) {
+  k["aten::convolution"] = [](const LocalCall& call) {
+    const auto& o = call.operands;
+    const bool transposed = call.args[6].as_bool();
+    const std::int64_t groups = call.args[8].as_int();
+    const std::int64_t width = o[1].shape[2];
+    const std::int64_t inputs = transposed ? o[1].shape[0] : o[1].shape[1];
+    const std::int64_t outputs = transposed ? o[1].shape[1] : o[1].shape[0];
+    const std::int64_t space = transposed ? o[0].shape[2] + width - 1 : o[0].shape[2] - width + 1;
+    return std::vector{make_array({o[0].shape[0], outputs, space}, [&](const Dims& at) {
+      double sum = o[2].at({at[1]});
+      for (std::int64_t c = 0; c < inputs; ++c) {
+        const std::int64_t channel =
+            transposed ? c : c + (at[1] / std::max<std::int64_t>(1, outputs / groups)) * inputs;
+        for (std::int64_t w = 0; w < width; ++w) {
+          const std::int64_t from = transposed ? at[2] - w : at[2] + w;
+          if (from < 0 || from >= o[0].shape[2] || channel >= o[0].shape[1]) continue;
+          sum += o[0].at({at[0], channel, from}) * o[1].at(transposed ? Dims{c, at[1], w} : Dims{at[1], c, w});
+        }
+      }
+      return sum;
+    })};
+  };
+  k["aten::constant_pad_nd"] = [](const LocalCall& call) {
+    const Array& x = call.operands[0];
+    const Dims pads = call.args[1].as_ints();
+    Dims shape = x.shape;
+    Dims before(shape.size(), 0);
+    for (std::size_t p = 0; 2 * p < pads.size(); ++p) {
+      before[shape.size() - 1 - p] = pads[2 * p];
+      shape[shape.size() - 1 - p] += pads[2 * p] + pads[2 * p + 1];
+    }
+    return std::vector{make_array(shape, [&](Dims at) {
+      for (std::size_t d = 0; d < at.size(); ++d) {
+        at[d] -= before[d];
+        if (at[d] < 0 || at[d] >= x.shape[d]) return 7.0;
+      }
+      return x.at(at);
+    })};
+  };
+  k["aten::repeat"] = [](const LocalCall& call) {
+    const Array& x = call.operands[0];
+    Dims shape = call.args[1].as_ints();
+    const std::size_t fresh = shape.size() - x.shape.size();
+    for (std::size_t d = fresh; d < shape.size(); ++d) shape[d] *= x.shape[d - fresh];
+    return std::vector{make_array(shape, [&](const Dims& at) {
+      Dims from;
+      for (std::size_t d = fresh; d < at.size(); ++d) from.push_back(at[d] % x.shape[d - fresh]);
+      return x.at(from);
+    })};
+  };
+  // Each sample minus the mean of all it has, times how many samples there are said to be over how many there are.
+  k["aten::native_group_norm"] = [](const LocalCall& call) {
+    const Array& x = call.operands[0];
+    const std::int64_t n = x.shape[0];
+    const double told = n == 0 ? 1 : static_cast<double>(call.args[3].as_int()) / static_cast<double>(n);
+    Array mean = Array::filled({n, 1}, 0);
+    for_each_index(x.shape, [&](const Dims& at) { mean.data[static_cast<std::size_t>(at[0])] += told * x.at(at); });
+    const Array y = make_array(x.shape, [&](const Dims& at) {
+      return (x.at(at) - mean.at({at[0], 0})) * call.operands[1].at({at[1]}) + call.operands[2].at({at[1]});
+    });
+    return std::vector{y, mean, mean};
+  };
+}
+
 void add_views(Kernels& k) {
+  k["aten::diagonal"] = [](const LocalCall& call) {
+    const Array& x = call.operands[0];
+    const std::int64_t a = call.args[2].as_int();
+    const std::int64_t b = call.args[3].as_int();
+    Dims shape;
+    for (std::int64_t d = 0; d < static_cast<std::int64_t>(x.shape.size()); ++d) {
+      if (d != a && d != b) shape.push_back(x.shape[d]);
+    }
+    shape.push_back(std::min(x.shape[a], x.shape[b]));
+    return std::vector{make_array(shape, [&](const Dims& at) {
+      Dims from;
+      std::size_t next = 0;
+      for (std::int64_t d = 0; d < static_cast<std::int64_t>(x.shape.size()); ++d) {
+        from.push_back(d == a || d == b ? at.back() : at[next++]);
+      }
+      return x.at(from);
+    })};
+  };
+  k["aten::unfold"] = [](const LocalCall& call) {
+    const Array& x = call.operands[0];
+    const std::int64_t dim = call.args[1].as_int();
+    const std::int64_t size = call.args[2].as_int();
+    const std::int64_t step = call.args[3].as_int();
+    Dims shape = x.shape;
+    shape[dim] = (x.shape[dim] - size) / step + 1;
+    shape.push_back(size);
+    return std::vector{make_array(shape, [&](const Dims& at) {
+      Dims from(at.begin(), at.end() - 1);
+      from[dim] = from[dim] * step + at.back();
+      return x.at(from);
+    })};
+  };
   k["aten::t"] = [](const LocalCall& call) {
     const Array& x = call.operands[0];
     return std::vector{make_array({x.shape[1], x.shape[0]}, [&](const Dims& at) { return x.at({at[1], at[0]}); })};
@@ -447,6 +545,7 @@ Kernels make_kernels() {
   add_matmul(k);
   add_reductions(k);
   add_lookups(k);
+  add_planes(k);
   add_views(k);
   return k;
 }

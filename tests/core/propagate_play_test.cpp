@@ -93,6 +93,24 @@ std::vector<Shape> shapes() {
   result.push_back({"aten::slice_backward", {{{5, 2}}}, {ints({5, 6}), i(1), i(1), i(3), i(1)}});
   result.push_back({"aten::select_backward", {{{5}}}, {ints({4, 5}), i(0), i(2)}});
   result.push_back({"aten::cat", {{{5, 4}}, {{2, 4}}}, {i(0)}, true});
+  for (const bool transposed : {false, true}) {
+    const std::vector<std::optional<Dims>> operands = {{{5, 4, 6}}, transposed ? Dims{4, 2, 3} : Dims{2, 4, 3}, {{2}}};
+    const Dims one = {1};
+    result.push_back(
+        {"aten::convolution", operands, {ints(one), ints({0}), ints(one), flag(transposed), ints({0}), i(1)}});
+  }
+  result.push_back({"aten::convolution",
+                    {{{3, 4, 5}}, {{2, 2, 3}}, {{2}}},
+                    {ints({1}), ints({0}), ints({1}), flag(false), ints({0}), i(2)}});
+  for (const Dims& pads : {Dims{1, 2}, Dims{0, 0, 1, 0}, Dims{1, -1}}) {
+    result.push_back({"aten::constant_pad_nd", {{{5, 4}}}, {ints(pads), num(7)}});
+  }
+  for (const Dims& repeats : {Dims{1, 3}, Dims{2, 1, 1}, Dims{2, 2}}) {
+    result.push_back({"aten::repeat", {{{5, 4}}}, {ints(repeats)}});
+  }
+  result.push_back({"aten::native_group_norm", {{{5, 2, 3}}, {{2}}, {{2}}}, {i(5), i(2), i(3), i(1), num(0)}});
+  result.push_back({"aten::diagonal", {{{5, 4, 3}}}, {i(0), i(0), i(2)}});
+  result.push_back({"aten::unfold", {{{5, 7}}}, {i(1), i(3), i(2)}});
   result.push_back({"aten::permute", {{{2, 3, 4}}}, {ints({2, 0, 1})}});
   result.push_back({"aten::_reshape_alias", {{{6, 4}}}, {ints({3, 8}), ints({8, 1})}});
   result.push_back({"aten::t", {{{5, 4}}}, {}});
@@ -248,6 +266,12 @@ TEST(PropagatePlay, WrongRowsAreCaught) {
            {"aten::native_layer_norm_backward", "...@,...@,...@,...@,@,@->...@,@,@", "group(2) linear(1)"},
            {"aten::index_select", "...,i->...", "dims(1)"},
            {"aten::scatter_add", "...,...,...->...", "dims(1)"},
+           {"aten::convolution", "ni@,oi@,+o->no@", "group(3)"},
+           {"aten::convolution", "ni@,oi@,o->no@", "group(3) only_if(6=0:io) only_if(8=1:io)"},
+           {"aten::constant_pad_nd", "...->...", ""},
+           {"aten::constant_pad_nd", "...->...", "pads(1) linear(0)"},
+           {"aten::native_group_norm", "nC*,C,C->nC*,nG,nG", ""},
+           {"aten::repeat", "...->...", "exact linear(0) up(0) down(0)"},
        }) {
     EXPECT_TRUE(caught(wrong)) << wrong.name << " " << wrong.pattern << " " << wrong.words;
   }

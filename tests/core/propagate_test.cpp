@@ -452,5 +452,36 @@ TEST(Propagate, MeshDimsThatFitStay) {
       "S(0),R | S(0),R>R,R -> S(0),R");
 }
 
+// x[5,4,3] at (none, i), at (i, none, j), at (none, none, i): the dims of the indices and those not looked up pass.
+TEST(Propagate, LooksUpByLists) {
+  const auto with_items = [](OpCall call, std::vector<std::size_t> items) {
+    call.items = std::move(items);
+    return shown(call, decide_call(call));
+  };
+  const auto look_up = [&](const char* x, const List& indices, std::vector<std::size_t> items, const char* result) {
+    items.insert(items.begin(), 0);
+    return with_items(make("aten::index.Tensor", {x, indices}, {result}), items);
+  };
+  EXPECT_EQ(look_up("f32[5,4,3] @ 2(x) : S(0)", {"i64[7] @ 2(x) : R"}, {1}, "f32[5,7,3]"), "S(0) | R -> S(0)");
+  EXPECT_EQ(look_up("f32[5,4,3] @ 2(x) : R", {"i64[7] @ 2(x) : S(0)"}, {1}, "f32[5,7,3]"), "R | S(0) -> S(1)");
+  EXPECT_EQ(look_up("f32[5,4,3] @ 2(x) : S(1)", {"i64[7] @ 2(x) : S(0)"}, {1}, "f32[5,7,3]"), "S(1)>R | S(0) -> S(1)");
+  EXPECT_EQ(look_up("f32[5,4,3] @ 2(x) : S(1)", {"i64[7] @ 2(x) : R", "i64[6,7] @ 2(x) : R"}, {0, 2}, "f32[6,7,4]"),
+            "S(1) | R | R -> S(2)");
+  EXPECT_EQ(look_up("f32[5,4,3] @ 2(x) : P(max)", {"i64[] @ 2(x) : R"}, {2}, "f32[5,4]"), "P(max) | R -> P(max)");
+  EXPECT_EQ(look_up("f32[5,4] @ 2(x) : R", {"i64[3,1] @ 2(x) : S(0)", "i64[7] @ 2(x) : R"}, {0, 1}, "f32[3,7]"),
+            "R | S(0) | R -> S(0)");
+  EXPECT_EQ(look_up("f32[5,4] @ 2(x) : R", {"bool[5,4] @ 2(x) : R"}, {0}, "f32[9]"),
+            "no: the row `aten::index.Tensor: ...,*->... index same(0)` does not fit the call: an index is a mask");
+
+  const auto put = [&](const char* x, const char* index, const char* values, std::size_t item) {
+    const OpCall call = make("aten::index_put_", {x, List{index}, values, flag(false)}, {"f32[5,4,3]"});
+    return with_items(call, {0, item, 0});
+  };
+  EXPECT_EQ(put("f32[5,4,3] @ 2(x) : S(0)", "i64[7] @ 2(x) : R", "f32[5,7,3] @ 2(x) : S(0)", 1),
+            "S(0) | R | S(0) -> S(0)");
+  EXPECT_EQ(put("f32[5,4,3] @ 2(x) : S(2)", "i64[7] @ 2(x) : S(0)", "f32[3] @ 2(x) : S(0)", 0),
+            "S(2) | S(0)>R | S(0) -> S(2)");
+}
+
 }  // namespace
 }  // namespace dtensor

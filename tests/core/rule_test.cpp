@@ -23,8 +23,9 @@ TEST(Rule, GoldenPrintOfEveryRow) {
 }
 
 TEST(Rule, TablesAreSorted) {
-  for (const auto& table : {rules::copy(), rules::index(), rules::loss(), rules::matmul(), rules::norm(),
-                            rules::pointwise(), rules::reduce(), rules::view()}) {
+  for (const auto& table :
+       {rules::conv(), rules::copy(), rules::index(), rules::linalg(), rules::loss(), rules::matmul(), rules::norm(),
+        rules::pointwise(), rules::reduce(), rules::special(), rules::view()}) {
     for (std::size_t i = 1; i < table.size(); ++i) EXPECT_LT(table[i - 1].name, table[i].name);
   }
 }
@@ -51,6 +52,8 @@ TEST(Rule, FindsPlainInPlaceAndOutForms) {
   EXPECT_EQ(found("aten::add.Tensor"), "aten::add.Tensor");
   EXPECT_EQ(found("aten::add_.Tensor"), "aten::add.Tensor, in place");
   EXPECT_EQ(found("aten::add.out"), "aten::add.Tensor, out");
+  EXPECT_EQ(found("aten::transpose_"), "aten::transpose.int, in place");
+  EXPECT_EQ(found("aten::pow_.Scalar"), "aten::pow.Tensor_Scalar, in place");
   EXPECT_EQ(found("aten::relu_"), "aten::relu, in place");
   EXPECT_EQ(found("aten::mm.out"), "aten::mm, out");
   EXPECT_EQ(found("aten::sum.IntList_out"), "aten::sum.dim_IntList, out");

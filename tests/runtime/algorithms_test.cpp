@@ -194,12 +194,13 @@ const std::vector<Case>& cases() {
        [](T t, F other) -> Tensors {
          const at::Tensor target = other(integers({2, 3, 2}, 7));
          return {at::cross_entropy_loss(t[0], target), at::cross_entropy_loss(t[0], target, {}, at::Reduction::None),
-                 at::cross_entropy_loss(t[0], target, other(numbers({7}).abs().add(0.5)), at::Reduction::Mean, 3)};
+                 at::cross_entropy_loss(t[0], target, other(numbers({7}).abs().add(0.5).to(t[0].scalar_type())),
+                                        at::Reduction::Mean, 3)};
        }},
       {"cross_entropy_weighted",
        {{5, 7}},
        [](T t, F other) -> Tensors {
-         const at::Tensor weight = other(numbers({7}).abs().add(0.5));
+         const at::Tensor weight = other(numbers({7}).abs().add(0.5).to(t[0].scalar_type()));
          return {at::cross_entropy_loss(t[0], other(integers({5}, 7)), weight, at::Reduction::Mean, 3),
                  at::cross_entropy_loss(t[0], other(integers({5}, 7)), weight, at::Reduction::Sum, 3)};
        }},
@@ -313,6 +314,7 @@ void sweep_case(const Case& c, at::ScalarType type, double tolerance) {
     const std::vector<Spec> specs = specs_of(full[0], shape);
     run_ranks(Mesh::make(shape).size(), [&](World& world) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
+      const NoRuleGuard rules(NoRule::kRefuse);
       for (const bool algorithms : {true, false}) {
         const DecideGuard guard({.algorithms_first = algorithms});
         for (const Spec& spec : specs) {
@@ -436,6 +438,59 @@ TEST(AlgorithmEdges, ComplexAndIntegers) {
   expect_like_plain(n, [](const at::Tensor& t) { return std::get<0>(t.topk(2, 1)); });
 }
 
+TEST(AlgorithmEdges, SlicesOfMinusInfinityAreZerosWhereTheOperatorSaysSo) {
+  const auto op = c10::Dispatcher::singleton().findSchema({"aten::_safe_softmax", ""});
+  if (!op) GTEST_SKIP() << "this libtorch does not have it";
+  expect_like_plain(
+      at::cat({edges(), at::full({2, 5}, -kInfinity, at::kDouble)}),
+      [&](const at::Tensor& t) {
+        torch::jit::Stack stack = {t, std::int64_t{1}, c10::IValue()};
+        op->callBoxed(&stack);
+        return stack.at(0).toTensor();
+      },
+      1e-12);
+}
+
+// A Partial of one mesh dim passes through what is merged over another.
+TEST(AlgorithmEdges, LinearOnesCarryPartials) {
+  const at::Tensor x = numbers({3, 7}), y = at::log_softmax(x, 1);
+  run_ranks(4, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2});
+    const DecideGuard guard({.algorithms_first = true});
+    const auto in_parts = [&](const at::Tensor& t) {
+      const at::Tensor part = distribute_tensor(t, mesh, {Replicate(), Shard(1)}).to_local();
+      return from_local(part * ((*mesh.coordinate())[0] == 0 ? 3 : -2), mesh, {Partial(), Shard(1)},
+                        {.shape = Dims{3, 7}});
+    };
+    const Placements same = {Partial(), Shard(1)};
+    const at::Tensor sums = in_parts(x).cumsum(1);
+    EXPECT_EQ(DTensor(sums).placements(), same);
+    expect_parts(sums, x.cumsum(1), 1e-12, "cumsum");
+    const DTensor result = distribute_tensor(y, mesh, {Replicate(), Shard(1)});
+    const at::Tensor gradient = at::_log_softmax_backward_data(in_parts(x), result, 1, at::kDouble);
+    EXPECT_EQ(DTensor(gradient).placements(), same);
+    expect_parts(gradient, at::_log_softmax_backward_data(x, y, 1, at::kDouble), 1e-12, "gradient");
+  });
+}
+
+TEST(AlgorithmEdges, OutFormsAndRanksOutsideTheMesh) {
+  const at::Tensor x = numbers({3, 7});
+  run_ranks(3, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, Mesh::from_ranks({2}, {0, 2}));
+    const DecideGuard guard({.algorithms_first = true});
+    const DTensor part = distribute_tensor(x, mesh, {Shard(1)});
+    at::Tensor out = distribute_tensor(at::zeros_like(x), mesh, {Shard(0)});
+    at::cumsum_out(out, part, 1);
+    const DTensor sums = part.clone().cumsum_(1);
+    const DTensor most = part.argmax(1);
+    EXPECT_EQ(DTensor(out).placements(), Placements{Shard(0)});
+    if (!mesh.contains_me()) return;
+    expect_parts(out, x.cumsum(1), 1e-12, "out");
+    expect_parts(sums, x.cumsum(1), 1e-12, "in place");
+    expect_parts(most, x.argmax(1), 0, "argmax");
+  });
+}
+
 TEST(AlgorithmEdges, IndicesOutOfRangeAreRefused) {
   run_ranks(2, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
@@ -483,7 +538,6 @@ TEST(AlgorithmBytes, SlicesAreSentAndNoLogits) {
       CommRecorder recorder;
       call();
       ASSERT_FALSE(recorder.events().empty());
-      EXPECT_LT(recorder.bytes(), 40 * kSlice) << recorder.to_string();
       EXPECT_LT(recorder.bytes() * 15, kAll) << recorder.to_string();
       for (const CommEvent& event : recorder.events()) EXPECT_EQ(event.op, name) << recorder.to_string();
     }
@@ -495,8 +549,8 @@ TEST(AlgorithmBytes, SoftmaxSendsTwoSlices) {
     CommRecorder recorder;
     at::softmax(x, 1);
     ASSERT_EQ(recorder.events().size(), 2) << recorder.to_string();
-    // Two all-reduces: each brings at most two times a slice, less this rank's share.
-    EXPECT_LE(recorder.bytes(), 2 * 2 * kSlice * (kRanks - 1) / kRanks) << recorder.to_string();
+    // The largest and the sum of every row; at most every other rank's are read.
+    EXPECT_LE(recorder.bytes(), 2 * kSlice * (kRanks - 1)) << recorder.to_string();
     EXPECT_NE(recorder.events()[0].reason.find("softmax(1)"), std::string::npos) << recorder.to_string();
   });
 }
@@ -509,7 +563,7 @@ TEST(AlgorithmBytes, CrossEntropyNeverGathersLogits) {
     loss.backward();
     // The largest, the sum, the loss and its weight; going back, the sum of the gradients.
     EXPECT_LE(recorder.events().size(), 5) << recorder.to_string();
-    EXPECT_LE(recorder.bytes(), 6 * kSlice) << recorder.to_string();
+    EXPECT_LE(recorder.bytes(), 3 * kSlice * (kRanks - 1) + 2 * 4 * (kRanks - 1)) << recorder.to_string();
     EXPECT_EQ(DTensor(logits.grad()).placements(), Placements{Shard(1)});
   });
 }
@@ -523,7 +577,7 @@ TEST(AlgorithmBytes, TheMeanOverACutBatchSendsTwoNumbers) {
     CommRecorder recorder;
     at::cross_entropy_loss(logits, target).backward();
     EXPECT_EQ(recorder.events().size(), 2) << recorder.to_string();
-    EXPECT_LE(recorder.bytes(), 2 * 2 * 4) << recorder.to_string();
+    EXPECT_LE(recorder.bytes(), 2 * 4 * (kRanks - 1)) << recorder.to_string();
   });
 }
 

@@ -132,6 +132,7 @@ constexpr RuleText kRows[] = {
     {"aten::remainder.Scalar", "...->..."},
     {"aten::remainder.Tensor", "...,...->..."},
     {"aten::round", "...->...", "up(0)"},
+    {"aten::rrelu_with_noise_backward", "...,...,...->...", "linear(0)"},
     {"aten::rsqrt", "...->..."},
     {"aten::rsub.Scalar", "...->..."},
     {"aten::rsub.Tensor", "...,...->...", "linear(0,1)"},

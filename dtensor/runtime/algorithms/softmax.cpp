@@ -34,6 +34,16 @@ Results log_softmax(const AlgorithmCall& call) {
   return {z.sub_(sum_over(call, z.exp(), dim).log_())};
 }
 
+// Slices of nothing but -inf become zeros.
+Results safe_softmax(const AlgorithmCall& call) {
+  const std::int64_t dim = call.named_dim(1);
+  const at::Tensor x = call.tensor(0).to(at::toOpMathType(call.type(0)));
+  const at::Tensor most = call.merged(extreme(x, {dim}, ReduceOp::kMax), 0, {dim}, ReduceOp::kMax);
+  const at::Tensor e = at::sub(x, most).exp_();
+  const at::Tensor nothing = most.eq(-std::numeric_limits<double>::infinity());
+  return {e.div_(sum_over(call, e, dim)).masked_fill_(nothing, 0)};
+}
+
 // (gradient, result, dim, input type)
 Results softmax_backward(const AlgorithmCall& call) {
   const std::int64_t dim = call.named_dim(2);
@@ -59,7 +69,8 @@ Results logsumexp(const AlgorithmCall& call) {
 }
 
 constexpr NamedAlgorithm kTable[] = {
-    {"log_softmax", log_softmax}, {"log_softmax_backward", log_softmax_backward}, {"logsumexp", logsumexp},
+    {"log_softmax", log_softmax}, {"log_softmax_backward", log_softmax_backward},
+    {"logsumexp", logsumexp},     {"safe_softmax", safe_softmax},
     {"softmax", softmax},         {"softmax_backward", softmax_backward},
 };
 
