@@ -7,6 +7,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/poisson.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
