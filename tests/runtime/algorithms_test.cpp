@@ -60,7 +60,7 @@ const std::vector<Case>& cases() {
       {"logsumexp_all",
        {{5, 7}},
        [](T t, F) -> Tensors {
-         return {t[0].logsumexp({0, 1})};
+         return {t[0].logsumexp(std::vector<std::int64_t>{0, 1})};
        }},
       {"norm",
        {{5, 7}},
@@ -82,7 +82,8 @@ const std::vector<Case>& cases() {
       {"var",
        {{5, 7}},
        [](T t, F) -> Tensors {
-         return {t[0].var(1), t[0].std({0, 1}, false), t[0].var(std::vector<std::int64_t>{0}, true, true)};
+         return {t[0].var(1), t[0].std(std::vector<std::int64_t>{0, 1}, false),
+                 t[0].var(std::vector<std::int64_t>{0}, true, true)};
        }},
       {"var_mean",
        {{5, 7}},
