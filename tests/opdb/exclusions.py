@@ -7,6 +7,7 @@ SKIPPED = {
     "empty_like": "its values are whatever the memory held",
     "empty_permuted": "its values are whatever the memory held",
     "empty_strided": "its values are whatever the memory held",
+    "nn.functional.fractional_max_pool*": "its Python code makes a plain random tensor",
     "nn.functional.linear_cross_entropy.chunked*": "its Python code holds a lock while it computes: threads cannot be ranks",
     "new_empty": "its values are whatever the memory held",
     "new_empty_strided": "its values are whatever the memory held",
@@ -14,6 +15,28 @@ SKIPPED = {
     "sparse.*": "its samples are sparse tensors, which cannot be distributed",
     "to_sparse": "its result is a sparse tensor, which cannot be distributed",
 }
+
+# Draw random numbers from a seed of their own, so that the plain run gives the same values again.
+RANDOM = [
+    "bernoulli",
+    "cauchy",
+    "exponential",
+    "geometric",
+    "log_normal",
+    "multinomial",
+    "nn.functional.*dropout*",
+    "nn.functional.rrelu",
+    "normal*",
+    "pca_lowrank",
+    "rand*",
+    "svd_lowrank",
+    "uniform",
+]
+
+
+def is_random(name):
+    return any(fnmatchcase(name, pattern) for pattern in RANDOM)
+
 
 def why_skipped(name):
     """None when it is compared."""
