@@ -86,6 +86,7 @@ void cold_pairs(benchmark::State& state, const Dims& mesh_shape, const Dims& sha
 BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x8_2d, {2, 4, 8}, {16384, 16384}, false, 1)->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x8_2d_small, {2, 4, 8}, {64, 64}, false, 1)->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x8_2d_partial, {2, 4, 8}, {16384, 16384}, true, 1)->Iterations(1);
+BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x8_2d_partial_medium, {2, 4, 8}, {1024, 1024}, true, 1)->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x8_2d_partial_small, {2, 4, 8}, {64, 64}, true, 1)->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, mesh_2x2x2x2_3d, {2, 2, 2, 2}, {4096, 4096, 64}, false, 1)->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, mesh_2x2x2x2_3d_small, {2, 2, 2, 2}, {16, 16, 16}, false, 1)->Iterations(1);
@@ -99,6 +100,12 @@ BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x8_2d_nodes, {2, 4, 8}, {16384, 16384}, fa
     ->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x8_2d_nodes_partial, {2, 4, 8}, {16384, 16384}, true, 1, {{8, {500'000, 4'096}}})
     ->Iterations(1);
+BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x2x8_3d_nodes, {2, 4, 2, 8}, {4096, 4096, 64}, false, 7, {{8, {500'000, 4'096}}})
+    ->Iterations(1);
+BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x2x8_3d_nodes_partial, {2, 4, 2, 8}, {4096, 4096, 64}, true, 61,
+                  {{8, {500'000, 4'096}}})
+    ->Iterations(1);
+BENCHMARK_CAPTURE(cold_pairs, mesh_2x4x8_2d_uneven, {2, 4, 8}, {1000, 777}, true, 1)->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, ranks_16384_2d, {16, 32, 32}, {262144, 65536}, false, 1)->Iterations(1);
 BENCHMARK_CAPTURE(cold_pairs, ranks_16384_2d_partial, {16, 32, 32}, {262144, 65536}, true, 1)->Iterations(1);
 

@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "dtensor/core/error.h"
+#include "tools/operators_command.h"
 #include "tools/plan_command.h"
 #include "tools/run_command.h"
 #include "tools/show_command.h"
@@ -12,6 +13,7 @@ int main(int argc, char** argv) {
   dtensor::add_show_command(app);
   dtensor::add_plan_command(app);
   dtensor::add_run_command(app);
+  dtensor::add_operators_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& error) {  // the exit code of what `run` ran

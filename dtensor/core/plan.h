@@ -49,8 +49,7 @@ struct Step {
   std::optional<ReduceOp> op = {};
   std::int64_t divisor = 1;
   Volume received = {};
-  // max: no rank sends more; exactly so on one mesh, unless several replicas hold a piece and either parts are reduced,
-  // or the takers do not share evenly in the holders while some mesh dim cuts both before and after.
+  // max: on one mesh what the rank that sends most sends; across two no rank sends more.
   Volume sent = {};
   std::int64_t messages = 0;  // how many the rank that receives most sends or receives; about, where cuts are virtual
   bool exact = true;          // are these counted over all ranks? Else they stand for a sample

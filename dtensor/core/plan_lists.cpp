@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace dtensor {
+namespace {
+
+// Comparing with more pieces than these is not worth what it saves.
+constexpr std::int64_t kMostSampledPieces = 64;
+
+}  // namespace
 
 std::uint8_t ListContext::virtual_entry(std::int64_t count) {
   const auto it = std::find(virtuals.begin(), virtuals.end(), count);
@@ -15,9 +21,15 @@ CutLists::CutLists(std::int64_t size, ListContext* context, const Entries& goal)
     : size_(size), context_(context), goal_(goal) {
   words_.reserve(32);
   lists_.reserve(32);
-  for (const Dims& at : context->samples) {
-    goal_at_.push_back(intervals_at(goal, at));
-    for (const Interval& interval : goal_at_.back()) wanted_[goal_at_.size() - 1] += interval.size();
+  for (std::size_t level = 0; level < context->within.size(); ++level) {
+    const Entries wanted = joined(goal, context->within[level]);
+    std::int64_t pieces = 1;
+    for (std::size_t i = 0; i < wanted.size(); ++i) pieces *= wanted.is_virtual(i) ? context->count(wanted[i]) : 1;
+    if (pieces > kMostSampledPieces) continue;
+    for (std::size_t k = 0; k < context->samples.size(); ++k) {
+      goal_at_[level].push_back(intervals_at(wanted, context->samples[k]));
+      for (const Interval& interval : goal_at_[level].back()) wanted_[level][k] += interval.size();
+    }
   }
 }
 
@@ -31,26 +43,71 @@ CutLists::Index CutLists::index_of(const Entries& entries) {
   return static_cast<Index>(it - words_.begin());
 }
 
-CutLists::Index CutLists::with(Index i, int m) {
-  if (lists_[i].pushed[m] < 0) {
+std::int16_t CutLists::made(const Entries& entries) {
+  if (context_->even && !cuts_evenly(entries)) return kNone;
+  return static_cast<std::int16_t>(index_of(entries));
+}
+
+std::optional<CutLists::Index> CutLists::with(Index i, int m) {
+  if (lists_[i].pushed[m] == kUnknown) {
     Entries entries = lists_[i].entries;
-    entries.push(static_cast<std::uint8_t>(m));
-    const Index longer = index_of(entries);
-    lists_[i].pushed[m] = static_cast<std::int16_t>(longer);
+    const bool room = entries.size() < Entries::kMost && size_ > 1;
+    if (room) entries.push(static_cast<std::uint8_t>(m));
+    const std::int16_t longer = room ? made(entries) : kNone;
+    lists_[i].pushed[m] = longer;
   }
-  return static_cast<Index>(lists_[i].pushed[m]);
+  const std::int16_t known = lists_[i].pushed[m];
+  return known < 0 ? std::nullopt : std::optional(static_cast<Index>(known));
+}
+
+std::optional<CutLists::Index> CutLists::with_home(Index i, int m) {
+  if (lists_[i].homed[m] == kUnknown) {
+    Entries entries = lists_[i].entries;
+    std::size_t place = 0;
+    while (place < goal_.size() && goal_[place] != m) ++place;
+    bool free = lists_[i].aligned && place < goal_.size() && pad(entries, place + 1);
+    free = free && entries.is_virtual(place);
+    if (free) entries.set(place, static_cast<std::uint8_t>(m));
+    const std::int16_t longer = free ? made(entries) : kNone;
+    lists_[i].homed[m] = longer;
+  }
+  const std::int16_t known = lists_[i].homed[m];
+  return known < 0 ? std::nullopt : std::optional(static_cast<Index>(known));
+}
+
+std::optional<CutLists::Index> CutLists::with_parked(Index i, int m) {
+  if (lists_[i].parked[m] == kUnknown) {
+    Entries entries = lists_[i].entries;
+    const bool free = lists_[i].aligned && size_ > 1 && pad(entries, goal_.size()) && entries.size() < Entries::kMost;
+    if (free) entries.push(static_cast<std::uint8_t>(m));
+    const std::int16_t longer = free ? made(entries) : kNone;
+    lists_[i].parked[m] = longer;
+  }
+  const std::int16_t known = lists_[i].parked[m];
+  return known < 0 ? std::nullopt : std::optional(static_cast<Index>(known));
+}
+
+std::optional<CutLists::Index> CutLists::with_at(Index i, std::size_t place, int m) {
+  Entries entries = lists_[i].entries;
+  if (!entries.is_virtual(place) || context_->count(entries[place]) != context_->sizes[m]) return std::nullopt;
+  entries.set(place, static_cast<std::uint8_t>(m));
+  return index_of(entries);
+}
+
+// Virtual cuts of the goal's sizes up to a length. False where there is no room for them.
+bool CutLists::pad(Entries& entries, std::size_t size) const {
+  if (size > Entries::kMost) return false;
+  for (std::size_t i = entries.size(); i < size; ++i) {
+    entries.push(goal_.is_virtual(i) ? goal_[i] : context_->virtual_entry(context_->sizes[goal_[i]]));
+  }
+  return true;
 }
 
 CutLists::Index CutLists::without(Index i, Mask mask) {
   for (Mask rest = mask & lists_[i].cuts; rest; rest &= rest - 1) {
     const int m = std::countr_zero(rest);
-    if (lists_[i].removed[m] < 0) {
-      Entries entries = lists_[i].entries;
-      for (std::size_t k = 0; k < entries.size(); ++k) {
-        if (entries[k] == m) entries.set(k, context_->virtual_entry(context_->sizes[m]));
-      }
-      entries.cut_off_virtuals();
-      const Index shorter = index_of(entries);
+    if (lists_[i].removed[m] == kUnknown) {
+      const Index shorter = index_of(joined(lists_[i].entries, 1u << m));
       lists_[i].removed[m] = static_cast<std::int16_t>(shorter);
     }
     i = static_cast<Index>(lists_[i].removed[m]);
@@ -58,34 +115,54 @@ CutLists::Index CutLists::without(Index i, Mask mask) {
   return i;
 }
 
+// What the ranks along some mesh dims hold together.
+Entries CutLists::joined(const Entries& entries, Mask within) const {
+  Entries result = entries;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    if (entries.is_virtual(i) || !(within >> entries[i] & 1)) continue;
+    result.set(i, context_->virtual_entry(context_->sizes[entries[i]]));
+  }
+  result.cut_off_virtuals();
+  return result;
+}
+
+bool CutLists::cuts_evenly(const Entries& entries) const {
+  std::int64_t pieces = 1;
+  for (std::size_t i = 0; i < entries.size(); ++i) pieces *= context_->count(entries[i]);
+  return size_ % pieces == 0;
+}
+
 CutList CutLists::describe(const Entries& entries) const {
   CutList list;
   list.entries = entries;
-  list.pushed.fill(-1);
-  list.removed.fill(-1);
-  list.held = most_held(size_, entries, 0);
-  list.finished = entries == goal_;
-  bool in_place = true;
+  for (auto* known : {&list.pushed, &list.homed, &list.parked, &list.removed}) known->fill(kUnknown);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const bool here = i < goal_.size() && entries[i] == goal_[i];
-    in_place = in_place && here;
+    list.aligned = list.aligned && (i >= goal_.size() || context_->count(entries[i]) == context_->count(goal_[i]));
     if (entries.is_virtual(i)) {
       list.has_virtual = true;
       continue;
     }
     const Mask bit = 1u << entries[i];
     list.cuts |= bit;
-    if (in_place) list.settled |= bit;
+    if (list.aligned && here) list.settled |= bit;
+    if (list.aligned && i >= goal_.size() && !goal_.has(entries[i])) list.behind |= bit;
     if (!here) list.misplaced = true;
     if (!goal_.has(entries[i]) && !takes_over(entries[i])) list.astray |= bit;
   }
-  if (in_place && entries.size() < goal_.size() && !goal_.is_virtual(entries.size())) list.next = goal_[entries.size()];
-  for (std::size_t k = 0; k < goal_at_.size(); ++k) {
-    for (const Interval& wanted : goal_at_[k]) {
-      list.common[k] += overlap({0, size_}, entries, 0, context_->samples[k], wanted);
+  for (std::size_t level = 0; level < context_->within.size(); ++level) describe_level(list, level);
+  return list;
+}
+
+void CutLists::describe_level(CutList& list, std::size_t level) const {
+  const Entries entries = level == 0 ? list.entries : joined(list.entries, context_->within[level]);
+  LevelSizes& sizes = list.levels[level];
+  sizes.held = most_held(size_, entries, 0);
+  for (std::size_t k = 0; k < goal_at_[level].size(); ++k) {
+    for (const Interval& wanted : goal_at_[level][k]) {
+      sizes.common[k] += overlap({0, size_}, entries, 0, context_->samples[k], wanted);
     }
   }
-  return list;
 }
 
 // Could a permute hand the pieces of m to a mesh dim that the goal wants here?
@@ -108,24 +185,24 @@ std::int64_t CutLists::most_held(std::int64_t size, const Entries& list, std::si
   return size;
 }
 
-// Pre: the cuts are even. Pieces that lie inside of what is wanted count alike, so only those at its ends are entered.
+// Virtual pieces that lie inside of what is wanted count alike, so only those at its ends are entered.
 std::int64_t CutLists::overlap(Interval piece, const Entries& list, std::size_t i, const Dims& at,
                                Interval wanted) const {
   for (; i < list.size(); ++i) {
     const Interval hit{std::max(piece.begin, wanted.begin), std::min(piece.end, wanted.end)};
     if (hit.empty()) return 0;
-    if (hit == piece) return most_held(piece.size(), list, i);
+    if (context_->even && hit == piece) return most_held(piece.size(), list, i);
     const std::int64_t count = context_->count(list[i]);
     if (!list.is_virtual(i)) {
       piece = chunk(piece, count, at[list[i]]);
       continue;
     }
-    const std::int64_t c = piece.size() / count;
+    const std::int64_t c = ceil_div(piece.size(), count);
     const std::int64_t first = (hit.begin - piece.begin) / c;
     const std::int64_t last = (hit.end - 1 - piece.begin) / c;
     std::int64_t sum = overlap(chunk(piece, count, first), list, i + 1, at, wanted);
     if (last > first) sum += overlap(chunk(piece, count, last), list, i + 1, at, wanted);
-    if (last > first + 1) sum += (last - first - 1) * most_held(c, list, i + 1);
+    if (last > first + 1) sum += (last - first - 1) * overlap({0, c}, list, i + 1, at, {0, c});
     return sum;
   }
   return std::max<std::int64_t>(0, std::min(piece.end, wanted.end) - std::max(piece.begin, wanted.begin));

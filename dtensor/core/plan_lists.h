@@ -3,6 +3,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "dtensor/core/dim_layout.h"
@@ -15,7 +16,8 @@ using Mask = std::uint32_t;  // of mesh dims
 
 inline constexpr std::size_t kMostListed = 16;     // mesh dims
 inline constexpr std::uint8_t kFirstVirtual = 16;  // entries below are mesh dims, from here on they are virtual cuts
-inline constexpr std::size_t kMostSamples = 4;
+inline constexpr std::size_t kMostSamples = 3;
+inline constexpr std::size_t kMostLevels = 3;
 
 // A list of cuts, outermost first, one byte each: 1 + the entry, so that 0 is the end.
 class Entries {
@@ -52,6 +54,9 @@ struct ListContext {
   Dims sizes;
   InlineVec<std::int64_t, 8> virtuals;
   InlineVec<Dims, kMostSamples> samples;
+  // Mesh dims with faster links than those of a level: the ranks along them are one block. None at the first level.
+  InlineVec<Mask, kMostLevels> within = {0};
+  bool even = false;  // only lists that cut evenly are made
 
   std::int64_t count(std::uint8_t entry) const {
     return entry < kFirstVirtual ? sizes[entry] : virtuals[entry - kFirstVirtual];
@@ -59,20 +64,29 @@ struct ListContext {
   std::uint8_t virtual_entry(std::int64_t count);
 };
 
+// What the block of a sample holds of a factor, now and also at the goal. The first level's blocks are single ranks.
+struct LevelSizes {
+  std::int64_t held = 0;  // by the fullest block
+  std::array<std::int64_t, kMostSamples> common = {};
+};
+
 struct CutList {
   Entries entries;
-  std::int64_t held = 0;  // elements of the factor on the fullest rank
+  std::array<LevelSizes, kMostLevels> levels = {};
   Mask cuts = 0;
-  Mask settled = 0;        // cuts that stand where the goal has them, with nothing else before them
-  Mask astray = 0;         // cuts that the goal does not have in this factor, nor one of their size
+  Mask settled = 0;     // cuts that stand where the goal has them, with none but the goal's sizes before them
+  Mask behind = 0;      // cuts inside of all that the goal has here: in nobody's way
+  Mask astray = 0;      // cuts that the goal does not have in this factor, nor one of their size
+  bool aligned = true;  // every cut has the size of the goal's at its place, so that the goal's can come in any order
   bool misplaced = false;  // some cut is not where the goal has it: no local step mends that
   bool has_virtual = false;
-  bool finished = false;                               // the goal's list
-  int next = -1;                                       // the mesh dim that the goal cuts by after exactly these
-  std::array<std::int64_t, kMostSamples> common = {};  // elements that a sample holds both now and at the goal
-  // Lists with one cut more at the end, or with one taken out; -1: not made yet.
+  // Lists with one cut more (at the end, at the goal's place, behind the goal's) or less: see CutLists.
   std::array<std::int16_t, kMostListed> pushed;
+  std::array<std::int16_t, kMostListed> homed;
+  std::array<std::int16_t, kMostListed> parked;
   std::array<std::int16_t, kMostListed> removed;
+
+  std::int64_t held() const { return levels[0].held; }
 };
 
 // The lists of one factor. Indices stay what they are; references do not outlive the next new list.
@@ -85,15 +99,29 @@ class CutLists {
   std::int64_t size() const { return size_; }
   const CutList& operator[](Index i) const { return lists_[i]; }
   Index index_of(const Entries& entries);
-  // Pre: room(i).
-  Index with(Index i, int m);
+  // A list with one cut more, if there may be one: at the end;
+  std::optional<Index> with(Index i, int m);
+  // where the goal has it, virtual cuts holding the places of those that are to come before it;
+  std::optional<Index> with_home(Index i, int m);
+  // behind all that the goal has, whose places are held likewise.
+  std::optional<Index> with_parked(Index i, int m);
+  // With m instead of the virtual cut at a place, if there may be one.
+  std::optional<Index> with_at(Index i, std::size_t place, int m);
   // Takes cuts out; where others lie inside, a virtual cut stays.
   Index without(Index i, Mask mask);
-  bool room(Index i, std::size_t more = 1) const { return lists_[i].entries.size() + more <= Entries::kMost; }
-  const std::array<std::int64_t, kMostSamples>& wanted() const { return wanted_; }
+  // Elements that the block of a sample wants at the goal.
+  std::int64_t wanted(std::size_t level, std::size_t sample) const { return wanted_[level][sample]; }
 
  private:
+  static constexpr std::int16_t kUnknown = -1;
+  static constexpr std::int16_t kNone = -2;
+
   CutList describe(const Entries& entries) const;
+  void describe_level(CutList& list, std::size_t level) const;
+  Entries joined(const Entries& entries, Mask within) const;
+  bool pad(Entries& entries, std::size_t size) const;
+  std::int16_t made(const Entries& entries);
+  bool cuts_evenly(const Entries& entries) const;
   std::int64_t most_held(std::int64_t size, const Entries& list, std::size_t i) const;
   std::int64_t overlap(Interval piece, const Entries& list, std::size_t i, const Dims& at, Interval wanted) const;
   Intervals intervals_at(const Entries& list, const Dims& at) const;
@@ -102,8 +130,8 @@ class CutLists {
   std::int64_t size_;
   ListContext* context_;
   Entries goal_;
-  InlineVec<Intervals, kMostSamples> goal_at_;
-  std::array<std::int64_t, kMostSamples> wanted_ = {};
+  std::array<InlineVec<Intervals, kMostSamples>, kMostLevels> goal_at_;
+  std::array<std::array<std::int64_t, kMostSamples>, kMostLevels> wanted_ = {};
   std::vector<std::uint64_t> words_;
   std::vector<CutList> lists_;
 };

@@ -10,23 +10,24 @@ namespace dtensor {
 namespace {
 
 // The longer it takes, the less is insisted on: after so many expansions each further one drops what could save less
-// than another 1/kPatience of the time. More of both where links differ: the bound knows only the fastest.
+// than another 1/kPatience of the time. Few ranks are planned for exactly. On few mesh dims more expansions are exact
+// where links differ, as the bound knows less there.
 constexpr std::int64_t kExactExpanded = 32;
+constexpr std::int64_t kExactWhereLinksDiffer = 96;
+constexpr int kFewMeshDims = 3;
+constexpr std::int64_t kExactOnFewRanks = 8'192;
+constexpr std::int64_t kFewRanks = 8;
+constexpr std::int64_t kThorough = 4;
 constexpr std::int64_t kPatience = 512;
-constexpr std::int64_t kMoreWhereLinksDiffer = 4;
 
-// Where cuts may go: only where it must pay, or anywhere, which pays where links differ.
-enum class Moves : std::uint8_t { kFew, kAll };
+constexpr std::size_t kNowhere = kMostSlots;
 
 class Search : SearchSpace {
  public:
-  Search(const Spec& from, const Spec& to, const CostModel& cost, std::int64_t below, std::int64_t memory, Moves moves)
-      : SearchSpace(from, to, cost), below_(below), memory_(memory), wide_(moves == Moves::kAll) {}
+  Search(const Spec& from, const Spec& to, const CostModel& cost, std::int64_t below, std::int64_t memory)
+      : SearchSpace(from, to, cost), below_(below), memory_(memory) {}
 
   using SearchSpace::prepare;
-  bool links_differ() const { return mixed_links_; }
-  // The time of what was found, or what it should have been below.
-  std::int64_t below() const { return below_; }
 
   std::optional<std::vector<Step>> run() {
     if (start_ == goal_ && embedded_ == 0) return std::vector<Step>{};
@@ -37,15 +38,16 @@ class Search : SearchSpace {
     table_.assign(512, 0);
     nodes_.reserve(128);
     reach({start_, 0, 0, source_bytes_, 0, 0, 0, StepKind::kSlice});
-    const std::int64_t more = mixed_links_ ? kMoreWhereLinksDiffer : 1;
+    const std::int64_t exact = exactly_expanded();
     for (std::int64_t expanded = 0; !queue_.empty();) {
       const std::uint32_t index = ~queue_.top().second;
       queue_.pop();
       Node& node = nodes_[index];
       if (node.closed) continue;
       node.closed = true;
-      slack_ = scaled(below_, std::max<std::int64_t>(0, expanded - more * kExactExpanded), more * kPatience);
+      slack_ = scaled(below_, std::max<std::int64_t>(0, expanded - exact), kPatience);
       if (node.state == goal_ || node.bound >= below_ - std::min(slack_, below_)) continue;
+      thorough_ = !even_ && (ranks_ <= kFewRanks || expanded < kThorough);
       expand(index);
       ++expanded;
     }
@@ -57,6 +59,11 @@ class Search : SearchSpace {
   }
 
  private:
+  std::int64_t exactly_expanded() const {
+    if (ranks_ <= kFewRanks) return kExactOnFewRanks;
+    return mixed_links_ && std::popcount(active_) <= kFewMeshDims ? kExactWhereLinksDiffer : kExactExpanded;
+  }
+
   std::vector<Node> path_to(std::uint32_t index) const {
     std::vector<Node> path = {nodes_[index]};
     for (; index != 0; index = nodes_[index].parent) path.push_back(nodes_[nodes_[index].parent]);
@@ -72,7 +79,7 @@ class Search : SearchSpace {
     while (table_[at] != 0 && !(nodes_[table_[at] - 1].state == node.state)) at = (at + 1) & (table_.size() - 1);
     if (table_[at] != 0 && nodes_[table_[at] - 1].cost <= node.cost) return;
     const bool arrived = node.state == goal_;
-    const std::int64_t owed = arrived ? node.slice : at_least(node.state, node.bytes);
+    const std::int64_t owed = arrived ? node.slice : at_least(node.state);
     node.bound = saturating_add(node.cost - node.slice, owed);
     if (node.bound >= below_ - (arrived ? 0 : std::min(slack_, below_))) return;
     if (table_[at] == 0) {
@@ -82,9 +89,22 @@ class Search : SearchSpace {
       nodes_[table_[at] - 1] = node;
     }
     // Those that are nearly there go first: once a way is known, what cannot be better need not be looked at.
-    queue_.push({saturating_add(node.bound, owed / 4), ~(table_[at] - 1)});
+    const std::int64_t far = saturating_add(owed, scaled(node.bound, unfinished(node.state), 8));
+    queue_.push({saturating_add(node.bound, far), ~(table_[at] - 1)});
     if (2 * nodes_.size() > table_.size()) grow();
     if (arrived) below_ = node.cost;
+  }
+
+  // Mesh dims that something has to be done about before the last gather.
+  std::int64_t unfinished(const State& state) const {
+    Mask done = 0;
+    Mask cuts = 0;
+    for (std::size_t s = 0; s < lists_.size(); ++s) {
+      const CutList& list = lists_[s][state.lists[s]];
+      done |= list.settled | list.behind;
+      cuts |= list.cuts;
+    }
+    return std::popcount((goal_mask_ | cuts | (state.partial & ~goal_.partial)) & ~done);
   }
 
   void grow() {
@@ -125,17 +145,19 @@ class Search : SearchSpace {
 
   const CutList& list(std::size_t s) const { return lists_[s][state_.lists[s]]; }
   const Entries& goal(std::size_t s) const { return lists_[s][goal_.lists[s]].entries; }
+  bool wanted(int m) const { return goal_mask_ >> m & 1; }
 
   bool slice_into_place() {
-    for (std::size_t s = 0; s < lists_.size(); ++s) {
-      const int wanted = list(s).next;
-      if (wanted < 0 || !(free_ >> wanted & 1)) continue;
-      State next = state_;
-      next.lists[s] = lists_[s].with(next.lists[s], wanted);
-      emit(next, StepKind::kSlice, 1u << wanted);
-      return true;
+    State next = state_;
+    Mask mask = 0;
+    for (Mask rest = free_ & goal_mask_; rest; rest &= rest - 1) {
+      if (go_home(next, std::countr_zero(rest))) mask |= rest & -rest;
     }
-    return false;
+    if (mask == 0) return false;
+    emit(next, StepKind::kSlice, mask);
+    // Unless there is so little that one slice later might be cheaper than one now and one later.
+    const std::int64_t after = bytes_of(next);
+    return scaled((bytes_ - after) / 2, dearer_[0], 1024) >= cost_.local(after);
   }
 
   template <class Fn>
@@ -194,70 +216,80 @@ class Search : SearchSpace {
     return next;
   }
 
-  // A cut by m at every place of a factor where it stays within what is held: last, or instead of a virtual cut.
+  // ---- where a cut may go
+
+  // To where the goal has it, if its factor is cut as the goal's so far and the place is free. There it is done with:
+  // no other place is better.
+  bool go_home(State& state, int m) {
+    const std::size_t s = goal_slot_[m];
+    const auto home = lists_[s].with_home(state.lists[s], m);
+    if (home) state.lists[s] = *home;
+    return home.has_value();
+  }
+
+  // Behind all that the goal has in a factor, where it is in nobody's way: the factor with the most elements, as one
+  // such place is as good as another.
+  bool park(State& state, int m, Mask except) {
+    std::optional<std::size_t> best;
+    CutLists::Index list = 0;
+    for (std::size_t s = 0; s < lists_.size(); ++s) {
+      if ((except >> s & 1) || (best && held(state, s) <= held(state, *best))) continue;
+      const auto parked = lists_[s].with_parked(state.lists[s], m);
+      if (!parked) continue;
+      best = s;
+      list = *parked;
+    }
+    if (best) state.lists[*best] = list;
+    return best.has_value();
+  }
+  std::int64_t held(const State& state, std::size_t s) const { return lists_[s][state.lists[s]].held(); }
+
+  // At every place of a factor where it stays within what is held: last, or instead of a virtual cut.
   template <class Fn>
   void each_place(const State& base, std::size_t s, int m, Fn fn) {
     State next = base;
-    if (lists_[s][base.lists[s]].has_virtual) {
-      Entries entries = lists_[s][base.lists[s]].entries;
-      for (std::size_t i = 0; i < entries.size(); ++i) {
-        if (!entries.is_virtual(i) || context_.count(entries[i]) != context_.sizes[m]) continue;
-        const std::uint8_t old = entries[i];
-        entries.set(i, static_cast<std::uint8_t>(m));
-        next.lists[s] = lists_[s].index_of(entries);
-        fn(next);
-        entries.set(i, old);
-      }
+    const std::size_t n = lists_[s][base.lists[s]].has_virtual ? lists_[s][base.lists[s]].entries.size() : 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto list = lists_[s].with_at(base.lists[s], i, m);
+      if (!list) continue;
+      next.lists[s] = *list;
+      fn(next);
     }
-    if (!lists_[s].room(base.lists[s]) || lists_[s].size() <= 1) return;
-    next.lists[s] = lists_[s].with(base.lists[s], m);
-    fn(next);
+    if (const auto list = lists_[s].with(base.lists[s], m)) {
+      next.lists[s] = *list;
+      fn(next);
+    }
   }
 
-  // Cuts only go where the goal has them; parking them elsewhere for a while pays only where links differ.
-  bool may_park(std::size_t s, int m) const {
-    return wide_ || !(goal_mask_ >> m & 1) || goal(s).has(static_cast<std::uint8_t>(m));
-  }
-
-  // Where cuts by these stand in nobody's way: behind a list that has all of the goal's, the one with the most
-  // elements. One such place is as good as another.
-  std::optional<std::size_t> parking(Mask mask) const {
-    std::optional<std::size_t> best;
-    if (wide_) return best;
-    const std::int64_t pieces = size_of_group(mask);
+  // Home; else parked, or into the blocked list that it is wanted in; else anywhere.
+  template <class Fn>
+  void each_way(const State& base, int m, std::size_t except, Fn fn) {
+    State next = base;
+    const std::size_t home = wanted(m) ? goal_slot_[m] : kNowhere;
+    if (home != kNowhere && home != except && go_home(next, m)) {
+      fn(next);
+      if (!thorough_) return;
+      next = base;
+    }
+    const bool parked = park(next, m, 1u << except | 1u << home);
+    if (parked) fn(next);
     for (std::size_t s = 0; s < lists_.size(); ++s) {
-      const CutList& now = list(s);
-      if (lists_[s][goal_.lists[s]].cuts & ~now.settled || now.has_virtual || !lists_[s].room(state_.lists[s]))
-        continue;
-      if (now.held % pieces == 0 && (!best || now.held > list(*best).held)) best = s;
+      if (s != except && (s == home || !parked || thorough_)) each_place(base, s, m, fn);
     }
-    return best;
   }
 
-  // Could the cuts hold the next places of a factor for the goal's, which are of the same sizes and go there once these
-  // are gathered again?
-  bool stand_in(std::size_t s, Mask mask) const {
-    const Entries& wanted = goal(s);
-    std::size_t i = list(s).entries.size();
-    for (; mask; mask &= mask - 1, ++i) {
-      if (i >= wanted.size() || context_.count(wanted[i]) != context_.sizes[std::countr_zero(mask)]) return false;
-    }
-    return true;
-  }
+  // ---- moves that cut
 
   void slice(int m) {
-    // Replicas may share a reduction that is still to come, or the slow links.
-    const bool wanted = goal_mask_ >> m & 1;
-    if (!wanted && !mixed_links_ && (state_.partial & ~goal_.partial) == 0) return;
-    const auto park = wanted ? std::nullopt : parking(1u << m);
+    // The order of parked cuts makes no difference.
     for (std::size_t s = 0; s < lists_.size(); ++s) {
-      if (!may_park(s, m) || (park && s != *park && !stand_in(s, 1u << m))) continue;
-      // The order of parked cuts makes no difference.
       const Entries& entries = list(s).entries;
       const std::size_t n = entries.size();
-      if (park && n > goal(s).size() && entries[n - 1] > m && (initially_free_ >> entries[n - 1] & 1)) continue;
-      each_place(state_, s, m, [&](const State& next) { emit(next, StepKind::kSlice, 1u << m); });
+      if (n == 0 || entries.is_virtual(n - 1)) continue;
+      const Mask last = 1u << entries[n - 1];
+      if (entries[n - 1] > m && (list(s).behind & initially_free_ & ~goal_mask_ & last) && !wanted(m)) return;
     }
+    each_way(state_, m, kNowhere, [&](const State& next) { emit(next, StepKind::kSlice, 1u << m); });
   }
 
   void reduce(Mask mask) {
@@ -265,49 +297,57 @@ class Search : SearchSpace {
     next.partial &= ~mask;
     emit(next, StepKind::kAllReduce, mask);
     if ((mask & (mask - 1)) == 0) {
-      scatter(next, std::countr_zero(mask));
-    } else if ((mask & ~goal_mask_) == 0) {
-      append_as_goal(next, mask);
-      emit(next, StepKind::kReduceScatter, mask);
-    } else {
-      const auto park = parking(mask & ~goal_mask_);
-      for (std::size_t s = 0; s < lists_.size(); ++s) {
-        State cut = next;
-        if ((!park || stand_in(s, mask)) && append(cut, s, mask)) emit(cut, StepKind::kReduceScatter, mask);
-      }
-      if (!park) return;
-      append_as_goal(next, mask & goal_mask_);
-      if (append(next, *park, mask & ~goal_mask_)) emit(next, StepKind::kReduceScatter, mask);
+      const int m = std::countr_zero(mask);
+      each_way(next, m, kNowhere, [&](const State& cut) { emit(cut, StepKind::kReduceScatter, mask); });
+      return;
+    }
+    // Each home or parked; all into one factor where something blocks that.
+    State cut = next;
+    bool placed = true;
+    for (Mask rest = mask; rest && placed; rest &= rest - 1) {
+      const int m = std::countr_zero(rest);
+      placed = (wanted(m) && go_home(cut, m)) || park(cut, m, wanted(m) ? 1u << goal_slot_[m] : 0);
+    }
+    if (placed) emit(cut, StepKind::kReduceScatter, mask);
+    scatter_at_ends(next, mask);
+    for (std::size_t s = 0; s < lists_.size() && !placed; ++s) {
+      cut = next;
+      if (append(cut, s, mask)) emit(cut, StepKind::kReduceScatter, mask);
     }
   }
 
-  void scatter(const State& reduced, int m) {
-    const bool wanted = goal_mask_ >> m & 1;
-    const bool ready = wanted && list(goal_slot_[m]).next == m;
-    const auto park = parking(1u << m);
-    for (std::size_t s = 0; s < lists_.size(); ++s) {
-      const bool home = wanted && s == goal_slot_[m];
-      if (ready ? !home : park && s != *park && !home && !stand_in(s, 1u << m)) continue;
-      each_place(reduced, s, m, [&](const State& cut) { emit(cut, StepKind::kReduceScatter, 1u << m); });
+  // What is wanted in a list that something blocks, at its end there.
+  void scatter_at_ends(State next, Mask mask) {
+    Mask blocked = 0;
+    bool placed = true;
+    for (Mask rest = mask; rest && placed; rest &= rest - 1) {
+      const int m = std::countr_zero(rest);
+      if (wanted(m) && go_home(next, m)) continue;
+      if (wanted(m)) blocked |= 1u << m;
+      placed = wanted(m) ? append(next, goal_slot_[m], 1u << m) : park(next, m, 0);
     }
+    if (placed && blocked != 0) emit(next, StepKind::kReduceScatter, mask);
   }
 
   bool append(State& state, std::size_t s, Mask mask) {
-    if (!lists_[s].room(state.lists[s], static_cast<std::size_t>(std::popcount(mask)))) return false;
-    for (; mask; mask &= mask - 1) state.lists[s] = lists_[s].with(state.lists[s], std::countr_zero(mask));
+    for (; mask; mask &= mask - 1) {
+      const auto longer = lists_[s].with(state.lists[s], std::countr_zero(mask));
+      if (!longer) return false;
+      state.lists[s] = *longer;
+    }
     return true;
   }
 
   // Each to the end of the list that it is in at the goal, in the goal's order.
-  void append_as_goal(State& state, Mask mask) {
+  bool append_as_goal(State& state, Mask mask) {
     for (std::size_t s = 0; s < lists_.size(); ++s) {
       const Entries entries = goal(s);
       for (std::size_t i = 0; i < entries.size(); ++i) {
-        if (!entries.is_virtual(i) && (mask >> entries[i] & 1) && lists_[s].room(state.lists[s])) {
-          state.lists[s] = lists_[s].with(state.lists[s], entries[i]);
-        }
+        if (entries.is_virtual(i) || !(mask >> entries[i] & 1)) continue;
+        if (!append(state, s, 1u << entries[i])) return false;
       }
     }
+    return true;
   }
 
   std::size_t slot_of(int m) const {
@@ -317,30 +357,32 @@ class Search : SearchSpace {
   }
 
   void move(int m) {
-    const std::size_t home = slot_of(m);
-    const bool wanted = goal_mask_ >> m & 1;
-    const auto park = wanted ? std::nullopt : parking(1u << m);
-    // What the goal has not got may only have to make room.
-    if (park && (lists_[home][goal_.lists[home]].cuts & ~list(home).settled) == 0) return;
-    const State base = without(1u << m);
-    for (std::size_t s = 0; s < lists_.size(); ++s) {
-      if (s == home || !may_park(s, m) || (park && s != *park)) continue;
-      each_place(base, s, m, [&](const State& next) { emit(next, StepKind::kAllToAll, 1u << m); });
-    }
+    const std::size_t here = slot_of(m);
+    const bool away = wanted(m) && goal_slot_[m] != here;
+    // What is in nobody's way only moves to go home.
+    if (!thorough_ && !away && (list(here).behind >> m & 1)) return;
+    each_way(without(1u << m), m, here, [&](const State& next) { emit(next, StepKind::kAllToAll, 1u << m); });
   }
 
-  // Several cuts at once: all that are in the wrong factor, and the inner ends of a list.
+  // Several cuts at once: those that are in the wrong factor, and the inner ends of a list.
   void move_groups(Mask cuts) {
-    Mask astray = 0;
+    Mask away = 0;
     for (Mask rest = cuts & goal_mask_; rest; rest &= rest - 1) {
       const int m = std::countr_zero(rest);
-      if (goal_slot_[m] != slot_of(m)) astray |= 1u << m;
+      if (goal_slot_[m] != slot_of(m)) away |= 1u << m;
     }
-    if ((astray & (astray - 1)) != 0) {
-      State next = without(astray);
-      append_as_goal(next, astray);
-      emit(next, StepKind::kAllToAll, astray);
-    }
+    each_subset(away, [&](Mask mask) {
+      if ((mask & (mask - 1)) == 0) return;
+      const State base = without(mask);
+      State next = base;
+      bool home = true;
+      for (Mask rest = mask; rest && home; rest &= rest - 1) home = go_home(next, std::countr_zero(rest));
+      if (!home && mask == away) {
+        next = base;
+        home = append_as_goal(next, mask);
+      }
+      if (home) emit(next, StepKind::kAllToAll, mask);
+    });
     for (std::size_t s = 0; s < lists_.size(); ++s) move_tails(s);
   }
 
@@ -349,15 +391,13 @@ class Search : SearchSpace {
     Mask tail = 0;
     for (std::size_t i = entries.size(); i-- > 0 && !entries.is_virtual(i);) {
       tail |= 1u << entries[i];
-      if (i + 1 == entries.size()) continue;
+      if (i + 1 == entries.size() || (tail & list(s).behind) == tail) continue;
       const State base = without(tail);
       for (std::size_t t = 0; t < lists_.size(); ++t) {
-        if (t == s || !may_park(t, std::countr_zero(tail)) || !lists_[t].room(base.lists[t], entries.size() - i)) {
-          continue;
-        }
         State next = base;
-        for (std::size_t j = i; j < entries.size(); ++j) next.lists[t] = lists_[t].with(next.lists[t], entries[j]);
-        emit(next, StepKind::kAllToAll, tail);
+        bool room = t != s;
+        for (std::size_t j = i; j < entries.size() && room; ++j) room = append(next, t, 1u << entries[j]);
+        if (room) emit(next, StepKind::kAllToAll, tail);
       }
     }
   }
@@ -399,8 +439,8 @@ class Search : SearchSpace {
 
   std::int64_t below_;
   std::int64_t slack_ = 0;
+  bool thorough_ = false;  // where it matters where cuts stand, look at all places
   const std::int64_t memory_;
-  const bool wide_;
 
   std::vector<Node> nodes_;
   std::vector<std::uint32_t> table_;  // 1 + index of a node; 0 is empty
@@ -419,14 +459,9 @@ class Search : SearchSpace {
 
 std::optional<std::vector<Step>> search_steps(const Spec& from, const Spec& to, const CostModel& cost,
                                               std::int64_t below, std::int64_t memory) {
-  Search search(from, to, cost, below, memory, Moves::kFew);
+  Search search(from, to, cost, below, memory);
   if (!search.prepare()) return std::nullopt;
-  auto found = search.run();
-  if (!search.links_differ()) return found;
-  Search wider(from, to, cost, search.below(), memory, Moves::kAll);
-  wider.prepare();
-  auto better = wider.run();
-  return better ? std::move(better) : std::move(found);
+  return search.run();
 }
 
 }  // namespace dtensor

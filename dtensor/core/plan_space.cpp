@@ -5,8 +5,11 @@
 namespace dtensor {
 namespace {
 
-// Comparing with more pieces than these is not worth what it saves.
-constexpr std::int64_t kMostSampledPieces = 64;
+// Each step's time is rounded down to a picosecond; what is owed by all of them at once would not be.
+constexpr std::int64_t kMostRounded = 16;
+
+// The last sample, where there is one.
+constexpr std::size_t kOrigin = kMostSamples - 1;
 
 // [f : C][g : E] as one list, C then virtual(what is left of f) then E; only where C cuts f evenly.
 std::optional<Factor> as_one_factor(const DimLayout& dim) {
@@ -41,7 +44,9 @@ bool SearchSpace::prepare() {
       goal_slot_[slot.goal[i]] = s;
     }
   }
+  even_ = context_.even = all_even();
   choose_samples();
+  choose_levels();
   initially_free_ = active_ & ~start_.partial;
   for (std::size_t s = 0; s < used_.size(); ++s) {
     const Slot& slot = slots_[used_[s]];
@@ -64,7 +69,7 @@ void SearchSpace::add_mesh_dim(std::int64_t m) {
   // What is Replicate before it is embedded is Replicate for the search: see embed_where_smallest.
   if (to_.partials()[m] && from_.partials()[m]) goal_.partial |= 1u << m;
   if (to_.partials()[m] && !from_.partials()[m]) embedded_ |= 1u << m;
-  fastest_ = std::min(fastest_, links_.back().kib_ps);
+  least_size_ = std::min(least_size_, size);
   least_message_ = std::min(least_message_, links_.back().message_ps);
   mixed_links_ = mixed_links_ || !(links_.back() == links_[std::countr_zero(active_)]);
 }
@@ -119,73 +124,116 @@ bool SearchSpace::choose_slots() {
 
 bool SearchSpace::all_even() const {
   for (std::size_t s : used_) {
-    Mask cuts = active_ & ~goal_mask_;
+    Mask cuts = 0;
     std::int64_t pieces = 1;
     for (const Entries* list : {&slots_[s].start, &slots_[s].goal}) {
       for (std::size_t i = 0; i < list->size(); ++i) {
         if (list->is_virtual(i)) {
-          pieces *= context_.count((*list)[i]);
+          pieces = scaled(pieces, context_.count((*list)[i]), 1);
         } else {
           cuts |= 1u << (*list)[i];
         }
       }
     }
-    if (pieces > kMostSampledPieces) return false;
-    for (; cuts; cuts &= cuts - 1) pieces *= context_.sizes[std::countr_zero(cuts)];
-    if (slots_[s].size % pieces != 0) return false;
+    const std::int64_t size = slots_[s].size;
+    if (size % scaled(pieces, size_of_group(cuts), 1) != 0) return false;
+    const std::int64_t most = scaled(pieces, size_of_group(active_), 1);
+    // Halves of halves: where not all of them divide it single elements are left, and nothing is to be gained.
+    const auto power_of_two = [](std::int64_t n) { return (n & (n - 1)) == 0; };
+    if (size % most != 0 && !(power_of_two(size) && power_of_two(most))) return false;
   }
   return true;
 }
 
 void SearchSpace::choose_samples() {
-  even_ = all_even();
-  if (!even_) return;
-  for (unsigned pattern = 0; pattern < kMostSamples; ++pattern) {
+  for (std::size_t pattern = 0; pattern < kOrigin; ++pattern) {
     Dims at;
-    for (std::int64_t m = 0; m < mesh_ndim_; ++m) {
-      const auto code = static_cast<unsigned>(m) % 4;
-      const bool last = (code >> (pattern >> 1) & 1) != (pattern & 1);
-      at.push_back(last ? context_.sizes[m] - 1 : 0);
-    }
+    for (std::int64_t m = 0; m < mesh_ndim_; ++m) at.push_back(m >> pattern & 1 ? context_.sizes[m] - 1 : 0);
     context_.samples.push_back(at);
+  }
+  if (!even_) context_.samples.push_back(Dims(static_cast<std::size_t>(mesh_ndim_)));
+}
+
+void SearchSpace::choose_levels() {
+  std::int64_t fastest = kForever;
+  for (Mask rest = active_; rest; rest &= rest - 1) {
+    fastest = std::min(fastest, links_[std::countr_zero(rest)].kib_ps);
+  }
+  dearer_[0] = active_ == 0 ? 0 : fastest;
+  for (std::int64_t known = fastest; mixed_links_ && context_.within.size() < kMostLevels;) {
+    Mask within = 0;
+    std::int64_t next = kForever;
+    for (Mask rest = active_; rest; rest &= rest - 1) {
+      const std::int64_t here = links_[std::countr_zero(rest)].kib_ps;
+      if (here <= known) {
+        within |= rest & -rest;
+      } else {
+        next = std::min(next, here);
+      }
+    }
+    if (within == active_) return;
+    dearer_[context_.within.size()] = next - known;
+    context_.within.push_back(within);
+    known = next;
   }
 }
 
 void SearchSpace::prepare_bound() {
   ranks_ = from_.mesh().size();
   planes_ = size_of_group(goal_.partial & start_.partial);
-  wanters_ = ranks_ / size_of_group(goal_mask_) / planes_;
   gathered_ = active_ & ~goal_mask_;
   for (Mask rest = goal_mask_; rest; rest &= rest - 1) {
     for (std::int64_t m = 0; m < mesh_ndim_; ++m) {
       if (context_.sizes[m] == context_.sizes[std::countr_zero(rest)]) gathered_ &= ~(1u << m);
     }
   }
-  for (std::size_t k = 0; k < context_.samples.size(); ++k) {
-    wanted_bytes_[k] = unit_;
-    for (const CutLists& lists : lists_) wanted_bytes_[k] *= lists.wanted()[k];
+  for (std::size_t i = 0; i < context_.within.size(); ++i) {
+    Level& level = levels_[i];
+    const Mask within = context_.within[i];
+    level.block = size_of_group(within);
+    level.planes = size_of_group(goal_.partial & within);
+    level.wanters = size_of_group(active_ & ~within & ~goal_mask_ & ~goal_.partial);
+    level.target = unit_;
+    for (std::size_t s = 0; s < lists_.size(); ++s) level.target *= lists_[s][goal_.lists[s]].levels[i].held;
+    for (std::size_t k = 0; k < context_.samples.size(); ++k) {
+      level.wanted[k] = unit_;
+      for (const CutLists& lists : lists_) level.wanted[k] *= lists.wanted(i, k);
+    }
   }
 }
 
-std::int64_t SearchSpace::bytes_owed(const State& state, std::int64_t bytes) const {
-  if (const Mask parts = state.partial & ~goal_.partial; parts != 0) {
-    const std::int64_t k = size_of_group(parts);
-    std::int64_t owed = scaled(from_.meta().nbytes(), (k + wanters_ - 2) * planes_, ranks_);
-    if (even_) {
-      const std::int64_t away = from_.meta().nbytes() - from_.meta().nbytes() / size_of_group(moved_cuts(state));
-      owed = saturating_add(owed, scaled(away, planes_, ranks_));
-    }
+std::int64_t SearchSpace::bytes_owed(const State& state, std::size_t i) const {
+  const Level& level = levels_[i];
+  const Mask between = ~context_.within[i];
+  Mask away = 0;
+  Mask home = 0;
+  for (std::size_t s = 0; s < lists_.size(); ++s) {
+    const Mask cuts = lists_[s][state.lists[s]].cuts;
+    const Mask wanted = lists_[s][goal_.lists[s]].cuts;
+    away |= cuts & ~wanted & goal_mask_;
+    home |= cuts & wanted;
+  }
+  const std::int64_t nbytes = from_.meta().nbytes();
+  if (const Mask parts = state.partial & ~goal_.partial & between; parts != 0) {
+    std::int64_t owed = scaled(nbytes, (size_of_group(parts) + level.wanters - 2) * planes_, ranks_);
+    if (even_) owed = saturating_add(owed, scaled(nbytes - nbytes / size_of_group(away & between), planes_, ranks_));
     return owed;
   }
+  // Where several cuts change places at once, or unevenly, a rank may keep nothing, and yet pay as if it kept its
+  // share. The first of all ranks always keeps it.
+  const Mask moved = goal_mask_ & ~home & between;
+  const bool at_once = away != 0 && (moved & (moved - 1)) != 0;
+  const std::int64_t kept = !even_ ? least_size_ : at_once ? size_of_group(moved) : 0;
   std::int64_t lacking = 0;
   for (std::size_t k = 0; k < context_.samples.size(); ++k) {
     std::int64_t common = unit_;
-    for (std::size_t s = 0; s < lists_.size(); ++s) common *= lists_[s][state.lists[s]].common[k];
-    lacking = std::max(lacking, wanted_bytes_[k] - common);
+    for (std::size_t s = 0; s < lists_.size(); ++s) common *= lists_[s][state.lists[s]].levels[i].common[k];
+    const std::int64_t lacks = level.wanted[k] - common;
+    lacking = std::max(lacking, k == kOrigin || kept == 0 ? lacks : lacks - ceil_div(lacks, kept));
   }
-  // Where several cuts change places at once a rank may keep nothing, and yet pay as if it kept its share.
-  if (const Mask moved = moved_cuts(state); (moved & (moved - 1)) != 0) lacking -= lacking / size_of_group(moved);
-  return std::max(lacking, target_bytes_ - bytes);
+  std::int64_t held = unit_;
+  for (std::size_t s = 0; s < lists_.size(); ++s) held *= lists_[s][state.lists[s]].levels[i].held;
+  return scaled(std::max(lacking, level.target - held), level.planes, level.block);
 }
 
 std::int64_t SearchSpace::size_of_group(Mask mask) const {
@@ -194,15 +242,7 @@ std::int64_t SearchSpace::size_of_group(Mask mask) const {
   return size;
 }
 
-Mask SearchSpace::moved_cuts(const State& state) const {
-  Mask moved = 0;
-  for (std::size_t s = 0; s < lists_.size(); ++s) {
-    moved |= lists_[s][state.lists[s]].cuts & ~lists_[s][goal_.lists[s]].cuts;
-  }
-  return moved & goal_mask_;
-}
-
-std::int64_t SearchSpace::at_least(const State& state, std::int64_t bytes) const {
+std::int64_t SearchSpace::at_least(const State& state) const {
   std::int64_t messages = 0;
   Mask astray = 0;
   bool misplaced = false;
@@ -222,12 +262,16 @@ std::int64_t SearchSpace::at_least(const State& state, std::int64_t bytes) const
     }
   }
   for (; astray; astray &= astray - 1) messages = saturating_add(messages, rounds_[std::countr_zero(astray)]);
-  return saturating_add(messages, scaled(bytes_owed(state, bytes), fastest_, 1024));
+  std::int64_t time = 0;
+  for (std::size_t i = 0; i < context_.within.size(); ++i) {
+    time = saturating_add(time, scaled(bytes_owed(state, i), dearer_[i], 1024));
+  }
+  return saturating_add(messages, std::max<std::int64_t>(0, time - kMostRounded));
 }
 
 std::int64_t SearchSpace::bytes_of(const State& state) const {
   std::int64_t bytes = unit_;
-  for (std::size_t s = 0; s < lists_.size(); ++s) bytes *= lists_[s][state.lists[s]].held;
+  for (std::size_t s = 0; s < lists_.size(); ++s) bytes *= lists_[s][state.lists[s]].held();
   return bytes;
 }
 

@@ -56,7 +56,7 @@ class SearchSpace {
   void prepare_bound();
   // And the messages of the mesh dims that are Partial or cut the wrong factor, each by a gather, a reduction or an
   // all-to-all at least; a permute where a cut is only out of place.
-  std::int64_t at_least(const State& state, std::int64_t bytes) const;
+  std::int64_t at_least(const State& state) const;
   std::int64_t bytes_of(const State& state) const;
   const GroupCost& group(Mask mask);
   std::int64_t size_of_group(Mask mask) const;
@@ -76,7 +76,8 @@ class SearchSpace {
   InlineVec<Link, 4> links_;
   Dims rounds_;
   std::int64_t unit_ = 1;  // bytes of everything outside the used slots
-  std::int64_t fastest_ = kForever;
+  // What a KiB costs more over the links of a level than over those of the one before.
+  std::array<std::int64_t, kMostLevels> dearer_ = {};
   std::int64_t least_message_ = kForever;
   bool mixed_links_ = false;
   bool even_ = false;
@@ -93,9 +94,16 @@ class SearchSpace {
   std::int64_t source_bytes_ = 0;
   std::int64_t target_bytes_ = 0;
   std::int64_t ranks_ = 1;
-  std::int64_t planes_ = 1;   // what stays Partial happens once for each of its parts
-  std::int64_t wanters_ = 1;  // ranks of a plane that want the same element
-  std::array<std::int64_t, kMostSamples> wanted_bytes_ = {};
+  std::int64_t planes_ = 1;  // what stays Partial happens once for each of its parts
+  std::int64_t least_size_ = kForever;
+  struct Level {
+    std::int64_t block = 1;    // ranks
+    std::int64_t planes = 1;   // of them, that hold other parts for good
+    std::int64_t wanters = 1;  // blocks of a plane that want the same element
+    std::int64_t target = 0;   // bytes of the fullest block at the goal
+    std::array<std::int64_t, kMostSamples> wanted = {};
+  };
+  std::array<Level, kMostLevels> levels_ = {};
 
  private:
   void add_mesh_dim(std::int64_t m);
@@ -104,17 +112,20 @@ class SearchSpace {
   bool add_slot(std::size_t d, const Factor& a, const Factor& b);
   // Only factors that are cut before or after are worth looking at, and the largest other one, to park cuts in.
   bool choose_slots();
-  // May every list that a factor can get cut it evenly?
+  // Do all cuts divide what they cut, wherever they go? Then what a rank holds depends on who cuts, not on where, and
+  // the search makes no other lists.
   bool all_even() const;
-  // Coordinates that tell the mesh dims apart by their first and last index. Where cuts are uneven, a step may cost
-  // less than such a rank receives, so there is nothing to learn from them.
+  // Coordinates that tell the mesh dims apart by their first and last index: any two of the first four differ in one of
+  // them. With first and last exchanged they would say the same where cuts are even; where not, the first of all ranks
+  // is one more.
   void choose_samples();
-  // The bytes that some rank must still receive, whatever the way. Of an element in k parts that w ranks want: k-1
-  // receives until the parts have met, w-1 more, and one where no rank that wants it has a part; shared by all ranks at
-  // best. A cut that goes to another factor of evenly cut ones leaves one element in its size where it is wanted.
-  std::int64_t bytes_owed(const State& state, std::int64_t bytes) const;
-  // The cuts that the goal has in another factor.
-  Mask moved_cuts(const State& state) const;
+  // Blocks of ranks with faster links inside than between them.
+  void choose_levels();
+  // The bytes that each rank of a block must still receive from other blocks on average, whatever the way. Of an
+  // element in k parts that w blocks want: k-1 receives until the parts have met, w-1 more, and one where no block that
+  // wants it has a part; shared by all ranks at best. A cut that goes to another factor of evenly cut ones leaves one
+  // element in its size where it is wanted.
+  std::int64_t bytes_owed(const State& state, std::size_t level) const;
   std::optional<Spec> spec_of(const State& state) const;
   // One step more: where the mesh dims that are to be embedded have nothing to do any more, and a rank holds least.
   void embed_where_smallest(std::vector<Node>& path) const;

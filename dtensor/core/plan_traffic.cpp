@@ -212,13 +212,14 @@ struct PieceTable {
   InlineVec<std::int64_t, 4> strides;  // per dim of the census
 
   PieceTable(const Factor& factor, const Census& census) : pieces{{0, factor.size}}, strides(census.dims().size()) {
+    const Dims first = {0};
     for (const Cut& cut : factor.cuts) {
       if (cut.count == 1) continue;
       const auto& dims = census.dims();
       const auto j = static_cast<std::size_t>(std::find(dims.begin(), dims.end(), cut.mesh_dim) - dims.begin());
-      const Dims& indices = census.indices(j);
+      const Dims& indices = j < dims.size() ? census.indices(j) : first;
       for (std::int64_t& stride : strides) stride *= static_cast<std::int64_t>(indices.size());
-      strides[j] = 1;
+      if (j < dims.size()) strides[j] = 1;
       std::vector<Interval> finer;
       finer.reserve(pieces.size() * indices.size());
       for (const Interval& piece : pieces) {
@@ -231,12 +232,43 @@ struct PieceTable {
       pieces = std::move(finer);
     }
   }
+
+  // From now on a place's index along these mesh dims does not matter: the pieces of all of them, counted from the one
+  // that is found.
+  std::vector<std::int64_t> take_out(std::uint32_t mask, const Census& census) {
+    std::vector<std::int64_t> all = {0};
+    for (std::size_t j = 0; j < strides.size(); ++j) {
+      if (!(mask >> census.dims()[j] & 1) || strides[j] == 0) continue;
+      const std::size_t n = all.size();
+      for (std::size_t index = 1; index < census.indices(j).size(); ++index) {
+        for (std::size_t k = 0; k < n; ++k) all.push_back(all[k] + static_cast<std::int64_t>(index) * strides[j]);
+      }
+      strides[j] = 0;
+    }
+    return all;
+  }
 };
 
-// What the places of a census hold in a step.
+// A layout whose cuts by some mesh dims are undone: what all ranks along them hold together.
+DimLayout joined(DimLayout dim, std::uint32_t mask) {
+  for (Factor& factor : dim) {
+    for (Cut& cut : factor.cuts) {
+      if (cut.is_virtual() || !(mask >> cut.mesh_dim & 1)) continue;
+      cut = {Cut::kVirtual, std::clamp<std::int64_t>(factor.size, 1, cut.count)};
+    }
+  }
+  return dim;
+}
+
+// What the places of a census hold in a step; of what is held afterwards, what all ranks along some mesh dims hold
+// together.
 class Holdings {
  public:
-  Holdings(const Step& step, Census& census) : step_(step), census_(census), held_(census.size()) {
+  Holdings(const Step& step, Census& census, std::uint32_t together = 0)
+      : kind_(together == 0 ? step.kind : StepKind::kExchange),
+        census_(census),
+        together_(together),
+        held_(census.size()) {
     std::int64_t whole = 1;
     for (std::size_t d = 0; d < step.before.dims().size(); ++d) {
       const DimLayout& a = step.before.dims()[d];
@@ -246,7 +278,7 @@ class Holdings {
       } else if (one_interval(a) && one_interval(b)) {
         add_intervals(a[0], b[0]);
       } else {
-        add_sets(a, b);
+        add_sets(a, together == 0 ? b : joined(b, together));
       }
     }
     for (Held3& held : held_) held = {held.before * whole, held.after * whole, held.common * whole};
@@ -263,15 +295,21 @@ class Holdings {
 
   void add_intervals(const Factor& a, const Factor& b) {
     const PieceTable before(a, census_);
-    const PieceTable after(b, census_);
+    PieceTable after(b, census_);
+    const std::vector<std::int64_t> all = after.take_out(together_, census_);
     const std::size_t ndim = census_.dims().size();
     InlineVec<std::int64_t, 4> digits(ndim);
     std::int64_t i = 0;
     std::int64_t j = 0;
     for (Held3& held : held_) {
       const Interval& x = before.pieces[i];
-      const Interval& y = after.pieces[j];
-      multiply(held, {x.size(), y.size(), common_size(x, y)});
+      Held3 here{x.size(), 0, 0};
+      for (const std::int64_t other : all) {
+        const Interval& y = after.pieces[j + other];
+        here.after += y.size();
+        here.common += common_size(x, y);
+      }
+      multiply(held, here);
       for (std::size_t k = ndim; k-- > 0;) {
         i += before.strides[k];
         j += after.strides[k];
@@ -287,8 +325,8 @@ class Holdings {
   // dim, puts some in, or changes their order.
   enum class Nested : std::uint8_t { kBeforeInAfter, kAfterInBefore, kUnknown };
   Nested nested(std::uint32_t before, std::uint32_t after) const {
-    const bool collective = step_.kind == StepKind::kAllGather || step_.kind == StepKind::kReduceScatter ||
-                            step_.kind == StepKind::kAllToAll;
+    const bool collective =
+        kind_ == StepKind::kAllGather || kind_ == StepKind::kReduceScatter || kind_ == StepKind::kAllToAll;
     if (!collective) return Nested::kUnknown;
     if ((after & ~before) == 0) return Nested::kBeforeInAfter;
     return (before & ~after) == 0 ? Nested::kAfterInBefore : Nested::kUnknown;
@@ -322,8 +360,9 @@ class Holdings {
     return result;
   }
 
-  const Step& step_;
+  const StepKind kind_;
   Census& census_;
+  const std::uint32_t together_;
   std::vector<Held3> held_;
 };
 
@@ -335,24 +374,58 @@ std::int64_t most_counted(const Spec& before, const Spec& after) {
   return kMostCounted;
 }
 
+bool is_even(const Spec& spec) {
+  for (const DimLayout& dim : spec.dims()) {
+    for (const Factor& factor : dim) {
+      std::int64_t pieces = 1;
+      for (const Cut& cut : factor.cuts) pieces = scaled(pieces, cut.count, 1);
+      if (factor.size % pieces != 0) return false;
+    }
+  }
+  return true;
+}
+
+// The mesh dims along which ranks may have other numbers. Where all cuts are even those that stay do not matter, and
+// none does where a tensor dim is only gathered or only cut further: all ranks do as the first one does.
+std::uint32_t counted_mask(const Step& step) {
+  const std::uint32_t all = cut_mask(step.before) | cut_mask(step.after);
+  if (!is_even(step.before) || !is_even(step.after)) return all;
+  const bool collective = step.kind == StepKind::kAllGather || step.kind == StepKind::kReduceScatter ||
+                          step.kind == StepKind::kAllToAll || step.kind == StepKind::kAllReduce;
+  std::uint32_t mask = 0;
+  for (std::size_t d = 0; d < step.before.dims().size(); ++d) {
+    if (step.before.dims()[d] == step.after.dims()[d]) continue;
+    const std::uint32_t before = cut_mask(step.before.dims()[d]);
+    const std::uint32_t after = cut_mask(step.after.dims()[d]);
+    const bool nested = (before & ~after) == 0 || (after & ~before) == 0;
+    if (!collective || !nested) mask |= before | after;
+  }
+  return mask;
+}
+
 Census census_of(const Step& step) {
-  return Census(step.before.mesh().shape(), cut_mask(step.before) | cut_mask(step.after),
-                most_counted(step.before, step.after));
+  return Census(step.before.mesh().shape(), counted_mask(step), most_counted(step.before, step.after));
 }
 
 void raise_to(std::int64_t& value, std::int64_t other) { value = std::max(value, other); }
 
 // What a place sends on one mesh. Everyone who wants a piece has it from its one holder; where several hold it they
-// take turns, and who has it already takes nothing.
+// take turns, and who has it already takes nothing but the other parts, from those at its own index.
 class Sends {
  public:
-  Sends(const Step& step, const StepRoles& roles, const Census& census, const Holdings& holdings)
+  Sends(const Step& step, const StepRoles& roles, Census& census, const Holdings& holdings)
       : roles_(roles), shape_(step.before.mesh().shape()), census_(census), holdings_(holdings) {
     everyone_ = size_along(shape_, roles.everyone);
     turns_ = roles.num_takers / roles.num_holders;
     uneven_ = roles.num_takers % roles.num_holders;
-    const std::uint32_t both = cut_mask(step.before) & cut_mask(step.after);
-    counted_ = census.exact() && roles.num_parts == 1 && (uneven_ == 0 || both == 0);
+    counted_ = census.exact();
+    if (roles.num_holders == 1 || !counted_) return;
+    std::uint32_t scattered = 0;
+    for (std::int64_t m : roles.parts) scattered |= 1u << m;
+    const std::uint32_t others = scattered | (cut_mask(step.before) & cut_mask(step.after));
+    const std::uint32_t cut = cut_mask(step.after);
+    if ((cut & scattered) != 0) of_owners_.emplace(step, census, scattered);
+    if (uneven_ != 0 && (cut & others) != 0) of_all_.emplace(step, census, others);
   }
 
   std::int64_t at(std::size_t i, const Dims& coordinate) const {
@@ -362,27 +435,33 @@ class Sends {
     // Receivers with digit h on the holders' dims and q on the takers' have it from holder h + q: see for_each_receive.
     const std::int64_t mine = index_along(coordinate, shape_, roles_.holders);
     const std::int64_t q = index_along(coordinate, shape_, roles_.takers);
+    const Holdings& owners = of_owners_ ? *of_owners_ : holdings_;
+    const Holdings& all = of_all_ ? *of_all_ : owners;
     std::int64_t sum = held.before * turns_;
-    for (std::int64_t turn = 0; turn < uneven_; ++turn) sum += common_with(i, coordinate, mine - turn);
-    // The one that is at my place of the source has it, and would otherwise have come to me.
-    return sum - common_with(i, coordinate, mine - q);
+    for (std::int64_t turn = 0; turn < uneven_; ++turn) sum += common_with(all, i, coordinate, mine - turn);
+    // Those that are at my place of the source have it, and would otherwise have come to me.
+    sum -= common_with(owners, i, coordinate, mine - q);
+    sum += common_with(owners, i, coordinate, mine);
+    return sum * everyone_ - held.common;
   }
 
  private:
   // What I hold of what the place wants that differs from mine by its index among the holders.
-  std::int64_t common_with(std::size_t i, const Dims& coordinate, std::int64_t holder) const {
+  std::int64_t common_with(const Holdings& table, std::size_t i, const Dims& coordinate, std::int64_t holder) const {
     const std::int64_t n = roles_.num_holders;
     Dims other = coordinate;
     place_along(other, shape_, roles_.holders, (holder % n + n) % n);
     auto place = static_cast<std::int64_t>(i);
     for (std::int64_t m : roles_.holders) place += census_.stride(m) * (other[m] - coordinate[m]);
-    return holdings_[static_cast<std::size_t>(place)].common;
+    return table[static_cast<std::size_t>(place)].common;
   }
 
   const StepRoles& roles_;
   const Dims& shape_;
   const Census& census_;
   const Holdings& holdings_;
+  std::optional<Holdings> of_owners_;  // wanted by the ranks at my place of the source, of any part
+  std::optional<Holdings> of_all_;     // wanted by anyone
   std::int64_t everyone_ = 1;
   std::int64_t turns_ = 1;
   std::int64_t uneven_ = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <type_traits>
 
 #include "dtensor/core/checked.h"
 #include "dtensor/core/propagate_impl.h"
@@ -572,6 +573,13 @@ OrReason<Decision> explained(const OpRule& rule, const OpCall& call, const Decid
 }
 
 }  // namespace
+
+OrReason<CallLetters> letters_of(const OpRule& rule, const OpCall& call) {
+  static_assert(kNoLetter == kWholeDim && std::is_same_v<LetterMap, InlineVec<std::int16_t, 6>>);
+  auto instance = make_instance(rule, call);
+  if (!instance) return Reason{instance.reason()};
+  return CallLetters{std::move(instance->in), std::move(instance->out)};
+}
 
 bool fits(const OpRule& rule, const OpCall& call) {
   if (rule.kind != RuleKind::kFactors || !mesh_of(call)) return true;

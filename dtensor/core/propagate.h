@@ -79,6 +79,15 @@ struct Candidate {
   std::string row;  // per mesh dim: `m`, `R`, `linear(0)`
 };
 
+// Which dims of the operands and results may be cut, and alike: the same number for the same letter of the rule's
+// pattern, kNoLetter where a dim must be whole. Results that are not given have none.
+inline constexpr std::int16_t kNoLetter = -1;
+struct CallLetters {
+  std::vector<InlineVec<std::int16_t, 6>> operands;
+  std::vector<InlineVec<std::int16_t, 6>> results;
+};
+OrReason<CallLetters> letters_of(const OpRule& rule, const OpCall& call);
+
 // Is the call of the form that the rule's pattern describes? Operands on different meshes are: deciding says so.
 bool fits(const OpRule& rule, const OpCall& call);
 

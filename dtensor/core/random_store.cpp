@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "dtensor/core/error.h"
-#include "dtensor/core/random_math.h"
+#include "dtensor/core/random_half.h"
 
 namespace dtensor {
 namespace {

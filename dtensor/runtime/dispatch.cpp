@@ -238,7 +238,23 @@ std::shared_ptr<const Prepared> find_or_prepare(const LocalCall& call) {
   return prepared;
 }
 
+// Some operators drop elements by themselves (attention, recurrent networks), and have no generator to show for it.
+void refuse_hidden_dropout(const LocalCall& call) {
+  double p = 0;
+  for (std::size_t i = 0; i < call.info.args.size(); ++i) {
+    const std::string& name = call.info.args[i].name;
+    if (name == "train" && call.arg(i).isBool() && !call.arg(i).toBool()) return;
+    if ((name == "dropout_p" || name == "dropout") && call.arg(i).isDouble()) p = call.arg(i).toDouble();
+  }
+  if (p == 0) return;
+  fail_unsupported(call.info.name,
+                   {.what = "the operator drops elements by itself: its ranks would drop different ones",
+                    .got = "a probability of " + std::to_string(p),
+                    .advice = "at::dropout, and 0 here"});
+}
+
 void say_no_rule(const LocalCall& call) {
+  refuse_hidden_dropout(call);
   if (no_rule == NoRule::kRefuse) {
     fail_unsupported(call.info.name,
                      {.what = "the operator has no rule, and running it on replicated operands is refused",

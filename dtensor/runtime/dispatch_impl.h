@@ -62,6 +62,9 @@ std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::
 using GlobalResults = std::optional<std::vector<std::optional<TensorMeta>>>;
 GlobalResults global_results(const LocalCall& call);
 
+// The call as rules see it.
+OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> results);
+
 // A static argument as rules see it.
 StaticArg static_arg(const OpInfo::Arg& arg, const c10::IValue& value);
 

@@ -10,26 +10,6 @@ namespace {
 
 using NumberType = StaticArg::NumberType;
 
-OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> results) {
-  OpCall described{call.info.name, {}, {}, std::move(results)};
-  std::vector<std::pair<std::size_t, std::size_t>> ranges(call.info.args.size(), {0, 0});
-  for (const Operand& operand : call.operands) {
-    auto& [first, count] = ranges[operand.arg];
-    if (count++ == 0) first = described.operands.size();
-    described.items.push_back(operand.item);
-    described.operands.push_back(operand.payload ? std::optional<Spec>(operand.payload->spec) : std::nullopt);
-  }
-  for (std::size_t i = 0; i < call.info.args.size(); ++i) {
-    const OpInfo::Arg& arg = call.info.args[i];
-    if (arg.kind == OpInfo::ArgKind::kOther || arg.kind == OpInfo::ArgKind::kDType) {
-      described.args.push_back(ArgRef::value(static_arg(arg, call.arg(i))));
-    } else {
-      described.args.push_back(ArgRef::tensors(ranges[i].first, ranges[i].second));
-    }
-  }
-  return described;
-}
-
 Spec replicated(const Spec& spec) {
   return Spec::make(spec.meta(), spec.mesh(), Placements(static_cast<std::size_t>(spec.mesh().ndim()), Replicate()));
 }
@@ -176,6 +156,26 @@ void work_out(const LocalCall& call, Prepared& prepared) {
 }
 
 }  // namespace
+
+OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> results) {
+  OpCall described{call.info.name, {}, {}, std::move(results)};
+  std::vector<std::pair<std::size_t, std::size_t>> ranges(call.info.args.size(), {0, 0});
+  for (const Operand& operand : call.operands) {
+    auto& [first, count] = ranges[operand.arg];
+    if (count++ == 0) first = described.operands.size();
+    described.items.push_back(operand.item);
+    described.operands.push_back(operand.payload ? std::optional<Spec>(operand.payload->spec) : std::nullopt);
+  }
+  for (std::size_t i = 0; i < call.info.args.size(); ++i) {
+    const OpInfo::Arg& arg = call.info.args[i];
+    if (arg.kind == OpInfo::ArgKind::kOther || arg.kind == OpInfo::ArgKind::kDType) {
+      described.args.push_back(ArgRef::value(static_arg(arg, call.arg(i))));
+    } else {
+      described.args.push_back(ArgRef::tensors(ranges[i].first, ranges[i].second));
+    }
+  }
+  return described;
+}
 
 StaticArg static_arg(const OpInfo::Arg& arg, const c10::IValue& value) {
   if (value.isNone()) return StaticArg::none();

@@ -2,6 +2,7 @@
 // -fmad=false.
 #include <cuda_runtime.h>
 
+#include "dtensor/core/random_half.h"
 #include "dtensor/core/random_math.h"
 #include "dtensor/runtime/random_cuda_impl.h"
 

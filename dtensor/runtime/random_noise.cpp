@@ -114,7 +114,7 @@ void run_native_dropout(RandomCall& call) {
   const double p = call.number("p");
   check_probability(call.name(), p);
   const Spec spec = home_of(payload_of(input).spec);
-  const std::string reason = "what is dropped of a sum is dropped of the whole";
+  static const std::string reason = "what is dropped of a sum is dropped of the whole";
   const CommCause cause(call.name(), reason);
   const at::Tensor whole = redistribute_now(input, spec, call.shared_mesh(), {});
   const at::Tensor& local = payload_of(whole).local();
@@ -126,7 +126,12 @@ void run_native_dropout(RandomCall& call) {
   if (local.defined()) {
     result = train ? local.mul(payload_of(mask).local()).mul_(p == 1 ? 0 : 1 / (1 - p)) : local.clone();
   }
-  call.finish({wrap(std::move(result), spec, call.shared_mesh()), mask});
+  const at::Tensor kept = wrap(std::move(result), spec, call.shared_mesh());
+  if (call.has("out0")) {
+    call.finish({call.tensor("out0").copy_(kept), call.tensor("out1").copy_(mask)});
+  } else {
+    call.finish({kept, mask});
+  }
 }
 
 void run_rrelu_with_noise(RandomCall& call) {
@@ -138,7 +143,7 @@ void run_rrelu_with_noise(RandomCall& call) {
   if (call.at("training").toBool()) {
     // The noise is written where it lies, so the work is done there.
     const Spec& spec = payload_of(noise).spec;
-    const std::string reason = "the noise lies otherwise";
+    static const std::string reason = "the noise lies otherwise";
     const CommCause cause(call.name(), reason);
     const at::Tensor input = redistribute_now(self, with_dtype(spec, self.scalar_type()), call.shared_mesh(), {});
     fill_random(noise, call.key(), Draw::uniform(lower, upper), call.name());

@@ -218,6 +218,7 @@ RandomHandler random_handler(const std::string& name) {
       {"aten::multinomial", &run_multinomial},
       {"aten::multinomial.out", &run_multinomial},
       {"aten::native_dropout", &run_native_dropout},
+      {"aten::native_dropout.out", &run_native_dropout},
       {"aten::normal.Tensor_Tensor", &run_normal_of},
       {"aten::normal.Tensor_Tensor_out", &run_normal_of},
       {"aten::normal.Tensor_float", &run_normal_of},

@@ -80,7 +80,7 @@ void run_bernoulli_of(RandomCall& call) {
                                .got = spec.to_string(),
                                .advice = "redistribute it first"});
   }
-  const std::string reason = "each value beside its probability";
+  static const std::string reason = "each value beside its probability";
   const CommCause cause(call.name(), reason);
   const at::Tensor probabilities = laid_out_as(p, spec, call);
   const at::Tensor& local = payload_of(probabilities).local();
@@ -140,7 +140,7 @@ void run_multinomial(RandomCall& call) {
   drawn.back() = n;
   dims.back() = DimLayout{Factor{n, {}}};
   const Spec out = expect_spec(Spec::from_dims({drawn, DType::kI64}, spec.mesh(), dims, none), call.name());
-  const std::string reason = "a sample needs all of its row's probabilities";
+  static const std::string reason = "a sample needs all of its row's probabilities";
   const CommCause cause(call.name(), reason);
   at::Tensor local = payload_of(redistribute_now(self, whole, call.shared_mesh(), {})).local();
   if (local.defined()) {

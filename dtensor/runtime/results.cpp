@@ -1,10 +1,12 @@
-// What an operator's results will be as a whole: asked of libtorch's meta kernels, else known here.
+// What an operator's results will be as a whole: asked of libtorch's meta kernels, else known here, else tried out.
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/List.h>
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string_view>
 
@@ -28,35 +30,29 @@ bool has_mask(const LocalCall& call) {
   });
 }
 
-// The operator itself on tensors without data.
-GlobalResults from_meta_kernel(const LocalCall& call) {
-  if (has_mask(call)) return std::nullopt;
+// The call's arguments with other tensors for the distributed ones.
+torch::jit::Stack with_tensors(const LocalCall& call, const std::function<at::Tensor(std::size_t operand)>& tensor_of) {
   torch::jit::Stack stack(call.stack.end() - static_cast<std::ptrdiff_t>(call.info.args.size()), call.stack.end());
-  for (const Operand& operand : call.operands) {
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    const Operand& operand = call.operands[i];
     if (!operand.payload) continue;
-    const at::Tensor meta = meta_tensor(operand.payload->spec.meta());
     c10::IValue& value = stack[operand.arg];
     if (call.info.args[operand.arg].kind == OpInfo::ArgKind::kTensor) {
-      value = meta;
+      value = tensor_of(i);
     } else if (value.isTensorList()) {
       auto list = value.toTensorList().copy();
-      list.set(operand.item, meta);
+      list.set(operand.item, tensor_of(i));
       value = std::move(list);
     } else {
       auto list = value.to<c10::List<c10::optional<at::Tensor>>>().copy();
-      list.set(operand.item, meta);
+      list.set(operand.item, tensor_of(i));
       value = std::move(list);
     }
   }
-  // Results without data, too, where a device is named.
-  for (c10::IValue& value : stack) {
-    if (value.isDevice()) value = c10::IValue();
-  }
-  try {
-    call.op.callBoxed(&stack);
-  } catch (const c10::NotImplementedError&) {
-    return std::nullopt;
-  }
+  return stack;
+}
+
+std::vector<std::optional<TensorMeta>> metas_on(const torch::jit::Stack& stack) {
   std::vector<std::optional<TensorMeta>> results;
   const auto add = [&](const at::Tensor& tensor) {
     if (tensor.defined()) {
@@ -70,6 +66,82 @@ GlobalResults from_meta_kernel(const LocalCall& call) {
     if (value.isTensorList()) {
       for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
     }
+  }
+  return results;
+}
+
+// The operator itself on tensors without data.
+GlobalResults from_meta_kernel(const LocalCall& call) {
+  if (has_mask(call)) return std::nullopt;
+  torch::jit::Stack stack =
+      with_tensors(call, [&](std::size_t operand) { return meta_tensor(call.operands[operand].payload->spec.meta()); });
+  // Results without data, too, where a device is named.
+  for (c10::IValue& value : stack) {
+    if (value.isDevice()) value = c10::IValue();
+  }
+  try {
+    call.op.callBoxed(&stack);
+  } catch (const c10::NotImplementedError&) {
+    return std::nullopt;
+  }
+  return metas_on(stack);
+}
+
+// The operator itself on zeros of size 1 along all dims that may be cut, where this libtorch has no meta kernel. A dim
+// that may be cut has the same size in operands and results, and no other depends on it.
+GlobalResults from_probe(const LocalCall& call) {
+  const OpInfo& info = call.info;
+  if (!info.rule || info.rule->rule->kind != RuleKind::kFactors || info.writes || info.takes_generator) return {};
+  const OpRule& rule = *info.rule->rule;
+  const auto letters = letters_of(rule, describe(call, std::vector<std::optional<TensorMeta>>(rule.outputs.size())));
+  if (!letters) return {};
+  std::vector<TensorMeta> small;
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    if (!call.operands[i].payload) {
+      small.emplace_back(Dims{}, DType::kF32);
+      continue;
+    }
+    const TensorMeta& meta = call.operands[i].payload->spec.meta();
+    Dims shape = meta.shape();
+    for (std::size_t d = 0; d < shape.size(); ++d) {
+      if (letters->operands[i][d] != kNoLetter) shape[d] = std::min<std::int64_t>(shape[d], 1);
+    }
+    small.emplace_back(shape, meta.dtype());
+  }
+  torch::jit::Stack stack = with_tensors(call, [&](std::size_t operand) {
+    const TensorMeta& meta = small[operand];
+    return at::zeros(
+        {meta.shape().data(), meta.shape().size()},
+        c10::TensorOptions().dtype(scalar_type_of(meta.dtype())).device(call.operands[operand].tensor.device()));
+  });
+  try {
+    call.op.callBoxed(&stack);
+  } catch (const c10::Error&) {
+    return {};  // zeros will not do (a matrix to be inverted)
+  }
+  auto results = metas_on(stack);
+  OpCall probed = describe(call, results);
+  for (std::size_t i = 0; i < probed.operands.size(); ++i) {
+    if (!probed.operands[i]) continue;
+    const Mesh mesh = probed.operands[i]->mesh();
+    probed.operands[i] = Spec::make(small[i], mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Replicate()));
+  }
+  const auto found = letters_of(rule, probed);
+  if (!found) return {};
+  std::map<std::int16_t, std::int64_t> sizes;
+  for (std::size_t i = 0; i < call.operands.size(); ++i) {
+    for (std::size_t d = 0; d < found->operands[i].size() && call.operands[i].payload; ++d) {
+      std::int64_t& size = sizes[found->operands[i][d]];
+      size = std::max(size, call.operands[i].payload->spec.meta().shape()[d]);
+    }
+  }
+  for (std::size_t k = 0; k < results.size(); ++k) {
+    if (!results[k]) continue;
+    Dims shape = results[k]->shape();
+    for (std::size_t d = 0; d < shape.size(); ++d) {
+      if (found->results[k][d] != kNoLetter) shape[d] = sizes.at(found->results[k][d]);
+    }
+    results[k] = TensorMeta(shape, results[k]->dtype());
   }
   return results;
 }
@@ -184,7 +256,8 @@ GlobalResults from_table(const LocalCall& call) {
 
 GlobalResults global_results(const LocalCall& call) {
   if (auto results = from_meta_kernel(call)) return results;
-  return from_table(call);
+  if (auto results = from_table(call)) return results;
+  return from_probe(call);
 }
 
 }  // namespace dtensor

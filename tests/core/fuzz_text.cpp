@@ -7,6 +7,7 @@
 
 #include "dtensor/core/boxes.h"
 #include "dtensor/core/error.h"
+#include "dtensor/core/random_state.h"
 #include "dtensor/core/spec.h"
 
 namespace {
@@ -49,6 +50,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     require(Mesh::parse(mesh.to_string()) == mesh);
   });
   tolerate_errors([&] { require(TensorMeta::parse(TensorMeta::parse(text).to_string()) == TensorMeta::parse(text)); });
+  tolerate_errors(
+      [&] { require(RandomState::parse(RandomState::parse(text).to_string()) == RandomState::parse(text)); });
   tolerate_errors([&] { use_spec(Spec::parse(text)); });
   return 0;
 }

@@ -122,9 +122,8 @@ TEST(Plan, NeverDearerThanAnExhaustiveSearch) {
   Random random(3);
   const std::vector<Dims> meshes = {{2}, {4}, {2, 2}, {2, 3}, {4, 2}, {2, 2, 2}};
   std::int64_t cheaper = 0;
-  std::int64_t dearer = 0;
   std::int64_t compared = 0;
-  for (int i = 0; i < 600; ++i) {
+  for (int i = 0; i < 1'500; ++i) {
     const Mesh mesh = Mesh::make(random.pick(meshes));
     const std::int64_t scale = std::int64_t{1} << (3 * random.below(5));
     const Dims shape = {12 * scale, 8 * (random.chance(3) ? 1 : scale)};
@@ -134,16 +133,58 @@ TEST(Plan, NeverDearerThanAnExhaustiveSearch) {
     const PlanOptions options{.cost = random_options(random).cost, .staging = std::int64_t{1} << 50};
     const Plan plan = make_plan(from, to, options);
     const std::int64_t best = reference::cheapest(from, to, options.cost, saturating_add(plan.time(), 1));
-    // Cuts are not parked where the target has none, so that a way may cost a local slice more: no byte, and never as
-    // much as a millionth of the time.
-    EXPECT_GE(best, plan.time() - plan.time() / 1'000'000) << plan.to_string();
-    dearer += best < plan.time();
+    EXPECT_LE(plan.time(), best) << plan.to_string();
     cheaper += best > plan.time();
     ++compared;
   }
-  EXPECT_GT(compared, 400);
-  EXPECT_LE(dearer, 1);
-  EXPECT_GT(cheaper, 20) << "flattened groups and the direct exchange should win sometimes";
+  EXPECT_GT(compared, 1'000);
+  EXPECT_GT(cheaper, 300) << "flattened groups and the direct exchange should win sometimes";
+}
+
+// The balanced choice among replicas, whatever is chosen in the end: who sends how much in one exchange.
+TEST(Plan, SendsAreCountedAsTheyAreSent) {
+  Random random(23);
+  const auto meshes = sweep::mesh_shapes(12, 3);
+  std::int64_t shared = 0;
+  for (int i = 0; i < 6'000; ++i) {
+    const Mesh mesh = Mesh::make(random.pick(meshes));
+    const Dims shape = sweep::random_shape(random, 3, 9);
+    const Spec from = random_spec(random, mesh, shape, ReduceOp::kSum);
+    const Spec to = random_spec(random, mesh, shape, ReduceOp::kSum);
+    if (why_not(from, to) || embeds(from, to) || from == to) continue;
+    Step step{StepKind::kExchange, {}, from, to};
+    for (std::int64_t m = 0; m < mesh.ndim(); ++m) step.mesh_dims.push_back(m);
+    const Traffic traffic = traffic_of(step);
+    const std::int64_t size = element_size(from.meta().dtype());
+    std::int64_t most = 0;
+    std::int64_t total = 0;
+    sweep::for_each_coordinate(mesh, [&](const Dims& at) {
+      std::int64_t bytes = 0;
+      for_each_send(step, at, [&](const Transfer& transfer) {
+        const auto elements = static_cast<std::int64_t>(sweep::elements_of(transfer.box, shape).size());
+        if (!transfer.self) bytes += elements * size;
+      });
+      most = std::max(most, bytes);
+      total += bytes;
+    });
+    ASSERT_EQ(traffic.sent, (Volume{most, total})) << from.to_string() << " -> " << to.to_string();
+    shared += traffic.sent.max != traffic.received.max;
+  }
+  EXPECT_GT(shared, 500);
+}
+
+// Cuts may run out of elements on the way, even where source and target are cut evenly.
+TEST(Plan, PassesThroughListsThatCutTooOften) {
+  const CostModel nodes({.levels = {{8, {500'000, 4'096}}}});
+  const std::string tensor = "f32[64,64,64] @ 2x4x2x8 : ";
+  for (const auto& [from, to] :
+       std::vector<std::pair<std::string, std::string>>{{"S(1),R,S(1),S(2)", "S(0),S(2),S(2),S(2)"},
+                                                        {"R,R,S(0),S(1)", "S(1),S(1),S(2),S(1)"},
+                                                        {"S(2),S(2),R,R", "S(1),S(2),S(1),S(2)"},
+                                                        {"S(1),R,S(2),S(0)", "S(2),S(0),S(0),S(0)"}}) {
+    const Plan plan = make_plan(Spec::parse(tensor + from), Spec::parse(tensor + to), {.cost = nodes});
+    EXPECT_GT(plan.time(), 0) << plan.to_string();
+  }
 }
 
 TEST(Plan, MeetsTheBoundOn2x4x8) {
@@ -237,7 +278,7 @@ TEST(Plan, ManyRanksGoInStages) {
     const Plan plan = make_plan(from, to);
     EXPECT_GT(plan.steps().size(), 1u) << plan.to_string();
     for (const Step& step : plan.steps()) EXPECT_LT(step.messages, 1024) << plan.to_string();
-    EXPECT_FALSE(plan.exact());
+    EXPECT_TRUE(plan.exact()) << "evenly cut, all ranks do as the first one does";
   }
 }
 

@@ -147,7 +147,7 @@ std::vector<RandomCase> make_cases() {
     });
   }));
   list.push_back(named("native_dropout", [](const At& at) {
-    const auto [y, mask] = at::native_dropout(at.rand(at::kBFloat16), 0.25, true);
+    const auto [y, mask] = at::native_dropout(at.rand(at::kBFloat16), 0.5, true);
     return Tensors{y, mask};
   }));
   list.push_back(named("feature_dropout", [](const At& at) {
