@@ -296,6 +296,7 @@ at::Tensor local_for(const Operand& operand, const std::vector<Plan>& plans) {
 
 // Results of those who do not run the operator: nothing at all, the identity, or operand 0 as it is.
 at::Tensor made_up(const Prepared& prepared, std::size_t output, const LocalCall& call) {
+  if (!prepared.decision.outputs[output]) return {};
   const Spec& spec = *prepared.decision.outputs[output];
   const LocalWork& work = prepared.decision.local;
   if (!prepared.fills && work.others == LocalWork::Others::kKeep)
