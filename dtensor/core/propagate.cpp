@@ -365,7 +365,11 @@ class Chooser {
           {rule.scaled->arg, Rewrite::Kind::kScaled, rule.scaled->dim, call_.constant(rule.scaled->arg)});
     }
     if (rule.size_arg) decision.rewrites.push_back({*rule.size_arg, Rewrite::Kind::kLocalShape, 0, {}});
-    if (reduces && (rule.reduce || rule.reduction_arg)) local.identity = rule.reduce.value_or(ReduceOp::kSum);
+    // Where the whole has elements, only a cut can leave a rank none: what it would add is nothing.
+    const bool skips = rule.skip_empty && call_.operands[0] && call_.operands[0]->meta().numel() > 0;
+    if (reduces && (rule.reduce || rule.reduction_arg || skips)) {
+      local.identity = rule.reduce.value_or(ReduceOp::kSum);
+    }
     if (reduces && !rule.mean_op.empty()) {
       local.op = rule.mean_op;
       local.divide_by = in_.mean_count;

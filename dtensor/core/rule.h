@@ -151,8 +151,9 @@ struct OpRule {
   std::optional<ReduceOp> reduce;  // of the dims that an output lacks; sum for letters when not said
   std::string mean_op;             // the sum that a mean is made of
   ViewKind view = ViewKind::kIdentity;
-  bool indexed = false;  // a list of optional index tensors says which dims of operand 0 are looked up
-  bool exact = false;    // size 1 does not broadcast
+  bool skip_empty = false;  // a rank that has nothing of operand 0 does not run it where it adds to a sum
+  bool indexed = false;     // a list of optional index tensors says which dims of operand 0 are looked up
+  bool exact = false;       // size 1 does not broadcast
   std::optional<Algorithm> algorithm;
   bool may_move = false;  // of a view: where it has no free form the operand is redistributed, and the result a copy
   std::map<std::size_t, KeyUse> key;

@@ -80,8 +80,10 @@ constexpr std::pair<std::string_view, std::optional<std::size_t> OpRule::*> kArg
 };
 constexpr Names<std::optional<std::size_t> OpRule::*> kArgWords(kArgWordList);
 
-constexpr std::pair<std::string_view, bool OpRule::*> kFlagList[] = {
-    {"move", &OpRule::may_move}, {"exact", &OpRule::exact}, {"index", &OpRule::indexed}};
+constexpr std::pair<std::string_view, bool OpRule::*> kFlagList[] = {{"move", &OpRule::may_move},
+                                                                     {"exact", &OpRule::exact},
+                                                                     {"index", &OpRule::indexed},
+                                                                     {"skip_empty", &OpRule::skip_empty}};
 constexpr Names<bool OpRule::*> kFlags(kFlagList);
 
 constexpr std::pair<std::string_view, DimToken::Kind> kTokenList[] = {{"@", DimToken::Kind::kGroup},

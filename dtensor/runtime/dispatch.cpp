@@ -301,9 +301,11 @@ at::Tensor made_up(const Prepared& prepared, std::size_t output, const LocalCall
   if (!prepared.fills && work.others == LocalWork::Others::kKeep)
     return local_for(call.operands[0], prepared.plans[0]).clone();
   const Dims& shape = prepared.output_shapes[output];
-  const at::Tensor result =
-      at::empty({shape.data(), shape.size()},
-                call.operands[0].payload->local().options().dtype(scalar_type_of(spec.meta().dtype())));
+  // The first operand may be a plain number.
+  const auto lies =
+      std::find_if(call.operands.begin(), call.operands.end(), [](const Operand& o) { return o.payload; });
+  const at::Tensor result = at::empty({shape.data(), shape.size()},
+                                      lies->payload->local().options().dtype(scalar_type_of(spec.meta().dtype())));
   if (result.numel() > 0) fill_identity(result, prepared.fills ? *work.identity : work.others_op);
   return result;
 }
@@ -369,13 +371,22 @@ class Results {
   std::size_t next_ = 0;
 };
 
+// From one spec to any other, a Partial included.
+at::Tensor brought(const DeviceMesh& mesh, const Spec& from, const Spec& to, at::Tensor local) {
+  const Spec* at = &from;
+  for (const Spec& stop : stops_between(from, to)) {
+    local = execute(mesh, make_plan(*at, stop), local);
+    at = &stop;
+  }
+  return local;
+}
+
 // The written arguments that were brought elsewhere for the operator: the result goes back to where they lie.
 void write_back(const LocalCall& call, const Prepared& prepared, const Locals& locals) {
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
     if (!operand.payload || !call.info.args[operand.arg].written || prepared.plans[i].empty()) continue;
-    const at::Tensor back =
-        execute(*call.mesh, make_plan(*prepared.decision.inputs[i], operand.payload->spec), locals[i]);
+    const at::Tensor back = brought(*call.mesh, *prepared.decision.inputs[i], operand.payload->spec, locals[i]);
     if (back.defined()) operand.payload->local().copy_(back);
   }
 }
@@ -403,11 +414,7 @@ void fill_outs(const LocalCall& call, const Prepared& prepared) {
                                     .got = wanted.to_string(),
                                     .expected = computed.to_string()});
     }
-    const Spec* at = &computed;
-    for (const Spec& stop : stops_between(computed, wanted)) {
-      local = execute(*call.mesh, make_plan(*at, stop), local);
-      at = &stop;
-    }
+    local = brought(*call.mesh, computed, wanted, std::move(local));
     if (local.defined()) operand.payload->local().copy_(local);
   }
 }

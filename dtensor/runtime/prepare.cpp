@@ -133,13 +133,18 @@ void work_out(const LocalCall& call, Prepared& prepared) {
   const bool makes_tensors =
       !call.info.returns.empty() && std::all_of(call.info.returns.begin(), call.info.returns.end(),
                                                 [](const OpInfo::Return& r) { return r.is_tensor && !r.alias; });
-  // Not every kernel takes a tensor without elements; where it would make none, it need not run.
-  if (makes_tensors && !call.info.writes && !prepared.replicated) {
-    prepared.fills = std::all_of(decision.outputs.begin(), decision.outputs.end(), [&](const auto& output) {
-      if (!output) return true;
-      const Dims shape = output->local_shape(*at);
+  // Not every kernel takes a tensor without elements; where it would make and write none, it need not run.
+  if (makes_tensors && !prepared.replicated) {
+    const auto empty = [&](const std::optional<Spec>& spec) {
+      if (!spec) return true;
+      const Dims shape = spec->local_shape(*at);
       return std::find(shape.begin(), shape.end(), 0) != shape.end();
-    });
+    };
+    prepared.fills = std::all_of(decision.outputs.begin(), decision.outputs.end(), empty);
+    for (std::size_t i = 0; i < call.operands.size(); ++i) {
+      const bool written = call.info.args[call.operands[i].arg].written;
+      prepared.fills = prepared.fills && (!written || empty(decision.inputs[i]));
+    }
   }
   if (local.identity && decision.inputs[0]) {
     std::int64_t numel = 1;

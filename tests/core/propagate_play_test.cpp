@@ -267,6 +267,7 @@ TEST(PropagatePlay, WrongRowsAreCaught) {
            {"aten::index_select", "...,i->...", "dims(1)"},
            {"aten::scatter_add", "...,...,...->...", "dims(1)"},
            {"aten::convolution", "ni@,oi@,+o->no@", "group(3)"},
+           {"aten::convolution", "ni@,oi@,+o->no@", "group(3) only_if(6=0:io) only_if(8=1:io) skip_empty"},
            {"aten::convolution", "ni@,oi@,o->no@", "group(3) only_if(6=0:io) only_if(8=1:io)"},
            {"aten::constant_pad_nd", "...->...", ""},
            {"aten::constant_pad_nd", "...->...", "pads(1) linear(0)"},

@@ -34,7 +34,7 @@ def groups_of(operators):
 
 def print_report(run):
     operators = run["operators"]
-    count = {s: sum(o["status"] == s for o in operators) for s in ("PASS", "FAIL", "NOTHING")}
+    count = {s: sum(o["status"] == s for o in operators) for s in ("PASS", "FAIL", "KNOWN", "NOTHING")}
     cases = sum(o["cases"] for o in operators)
     print(f"# op_db on distributed tensors: torch {run['torch']}\n")
     print(f"{len(operators)} operators, {cases} cases: " + ", ".join(f"{n} {s}" for s, n in count.items()))

@@ -148,9 +148,10 @@ def command_of(name, result):
 
 def summary_of(job):
     name = job.op.full_name
-    failed = [r for r in job.results if r["kind"] != "pass"]
+    failed = [r for r in job.results if r["kind"] not in ("pass", "refused")]
     kinds = sorted({r["kind"] for r in failed}, key=lambda k: KINDS.index(k) if k in KINDS else 0)
-    status = "FAIL" if failed else "PASS" if job.results else "NOTHING"
+    known = exclusions.why_known(name)
+    status = ("KNOWN" if known else "FAIL") if failed else "PASS" if job.results else "NOTHING"
     for result in failed:
         result["command"] = command_of(name, result)
     return {
@@ -159,6 +160,7 @@ def summary_of(job):
         "kinds": kinds,
         "cases": len(job.results),
         "failed": len(failed),
+        "refused": sum(r["kind"] == "refused" for r in job.results),
         "random": sum(r["text"] == "random" for r in job.results),
         "fallbacks": sorted(job.fallbacks),
         "unfit": job.unfit[:1],
@@ -233,12 +235,17 @@ def print_summary(summaries, skipped):
         counts[summary["status"]] = counts.get(summary["status"], 0) + 1
     cases = sum(s["cases"] for s in summaries)
     print(f"{len(summaries)} operators, {cases} cases: " + ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))
+    print(f"{sum(s['refused'] for s in summaries)} cases are refused as they should be")
     print(f"{len(skipped)} operators are not compared (exclusions.py); {sum(s['random'] for s in summaries)} cases draw "
           "random numbers and are compared by shape, type and among ranks")
     for kind in KINDS:
-        names = [s["op"] for s in summaries if kind in s["kinds"]]
+        names = [s["op"] + (" (known)" if s["status"] == "KNOWN" else "") for s in summaries if kind in s["kinds"]]
         if names:
             print(f"{kind} ({len(names)}): {' '.join(sorted(names))}")
+    mended = [s["op"] for s in summaries if s["status"] == "PASS" and exclusions.why_known(s["op"])]
+    if mended:
+        print(f"known to fail, and passed here: {' '.join(mended)}")
+    print(f"random: {' '.join(s['op'] for s in summaries if s['random'])}")
     fallbacks = sorted({f for s in summaries for f in s["fallbacks"]})
     print(f"no rule, run on replicas ({len(fallbacks)}): {' '.join(fallbacks)}")
 

@@ -149,6 +149,30 @@ TEST(Traps, ScalarTypesDecideTypes) {
   });
 }
 
+// A rank without elements is not asked, whatever stands first in the call.
+TEST(Traps, NumbersMeetEmptyParts) {
+  run_ranks(3, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3});
+    const at::Tensor full = numbers({1, 4});
+    const at::Tensor x = rows(full, mesh);
+    EXPECT_TRUE(at::equal(whole(at::mul(at::scalar_tensor(3.0, at::kDouble), x)), full * 3));
+    // On an empty part the kernel itself would give one element.
+    const at::Tensor mat = numbers({2, 5});
+    const at::Tensor y = at::addmv(rows(numbers({1}), mesh), rows(mat, mesh), rows(numbers({5}), mesh));
+    EXPECT_TRUE(at::allclose(whole(y), at::addmv(numbers({1}), mat, numbers({5}))));
+  });
+}
+
+TEST(Traps, TransposeInPlaceChangesTheTensor) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor full = numbers({4, 6});
+    at::Tensor x = rows(full, mesh);
+    x.transpose_(0, 1);
+    EXPECT_EQ(x.sizes(), (std::vector<std::int64_t>{6, 4}));
+    EXPECT_TRUE(at::equal(whole(x), full.t()));
+  });
+}
+
 TEST(Traps, VersionsAndLeavesAreWatchedAsEver) {
   on_two([](const DeviceMesh& mesh) {
     const at::Tensor x = rows(numbers({4, 6}).requires_grad_(true), mesh);

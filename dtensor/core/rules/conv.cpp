@@ -3,9 +3,9 @@
 namespace dtensor::rules {
 namespace {
 
-// Convolution, pooling, padding, resampling: planes are whole, batch and (mostly) channels may be cut. A convolution
-// sums over its input channels; its channels may be cut where they are not in groups and the weight is not transposed.
-// The bias gradient has no input channel to be summed over, so in backward that stays whole.
+// Convolution, pooling, padding, resampling: planes are whole, batch and (mostly) channels may be cut. The channels of
+// a convolution's result may be cut where they are not in groups and the weight is not transposed. Its input channels
+// are whole: kernels refuse to sum over none of them, and a rank that has none may still hold a part of the bias.
 constexpr RuleText kRows[] = {
     {"aten::_adaptive_avg_pool2d", "...HW->...HW", "linear(0)"},
     {"aten::_adaptive_avg_pool2d_backward", "...HW,...HW->...HW", "linear(0)"},
@@ -34,12 +34,13 @@ constexpr RuleText kRows[] = {
     {"aten::channel_shuffle", "nC...->nC...", "same(0)"},
     {"aten::col2im", "...KL->...CHW", "linear(0)"},
     {"aten::constant_pad_nd", "...->...", "pads(1)"},
-    {"aten::convolution", "ni@,oi@,+o->no@", "group(3) only_if(6=0:io) only_if(8=1:io) linear(0) linear(1)"},
-    {"aten::convolution_backward", "no@,nI@,oI@->nI@,oI@,o", "group(4) only_if(7=0:o) only_if(9=1:o) linear(0)"},
+    {"aten::convolution", "nI@,oI@,+o->no@", "group(3) only_if(6=0:o) only_if(8=1:o) linear(0) linear(1)"},
+    {"aten::convolution_backward", "no@,nI@,oI@->nI@,oI@,o",
+     "skip_empty group(4) only_if(7=0:o) only_if(9=1:o) linear(0)"},
     {"aten::grid_sampler_2d", "ncHW,nXYZ->ncXY", "linear(0)"},
-    {"aten::grid_sampler_2d_backward", "ncXY,ncHW,nXYZ->ncHW,nXYZ", "linear(0)"},
+    {"aten::grid_sampler_2d_backward", "ncXY,ncHW,nXYZ->ncHW,nXYZ", "skip_empty linear(0)"},
     {"aten::grid_sampler_3d", "ncDHW,nXYZV->ncXYZ", "linear(0)"},
-    {"aten::grid_sampler_3d_backward", "ncXYZ,ncDHW,nXYZV->ncDHW,nXYZV", "linear(0)"},
+    {"aten::grid_sampler_3d_backward", "ncXYZ,ncDHW,nXYZV->ncDHW,nXYZV", "skip_empty linear(0)"},
     {"aten::im2col", "...CHW->...KL", "linear(0)"},
     {"aten::max_pool2d_with_indices", "...HW->...HW,...HW"},
     {"aten::max_pool2d_with_indices_backward", "...HW,...HW,...HW->...HW", "linear(0)"},

@@ -5,7 +5,7 @@ namespace {
 
 // Linear algebra on matrices that are whole; what stands before them may be cut. Transforms leave the other dims alone.
 constexpr RuleText kRows[] = {
-    {"aten::_cdist_backward", "...mn,...mK,...nK,...mn->...mK", "linear(0)"},
+    {"aten::_cdist_backward", "...mn,...mK,...nK,...mn->...mK", "skip_empty linear(0)"},
     {"aten::_cdist_forward", "...mK,...nK->...mn"},
     {"aten::_cholesky_solve_helper", "...PQ,...MN->...PQ", "linear(0)"},
     {"aten::_euclidean_dist", "...mK,...nK->...mn"},
