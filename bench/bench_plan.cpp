@@ -44,7 +44,7 @@ std::vector<PlanOptions> several_options(std::size_t n, const std::vector<LinkLe
 }
 
 // Every pair of specs (one in `stride` of them): mean and worst of a cold plan in microseconds of CPU time. What looks
-// like a new worst is timed again with other constants, and the least of five counts: the machine is shared.
+// like a new worst is timed again with other constants, and the least of sixteen counts: the machine is shared.
 void cold_pairs(benchmark::State& state, const Dims& mesh_shape, const Dims& shape, bool partial, std::size_t stride,
                 const std::vector<LinkLevel>& levels = {}) {
   const Mesh mesh = Mesh::make(mesh_shape);
@@ -53,7 +53,7 @@ void cold_pairs(benchmark::State& state, const Dims& mesh_shape, const Dims& sha
   for (const Placements& placements : all_shards(mesh_shape.size(), meta.ndim(), partial)) {
     specs.push_back(Spec::make(meta, mesh, placements));
   }
-  const std::vector<PlanOptions> options = several_options(5, levels);
+  const std::vector<PlanOptions> options = several_options(16, levels);
   double worst = 0;
   double total = 0;
   std::int64_t plans = 0;

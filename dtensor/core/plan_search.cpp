@@ -204,10 +204,19 @@ class Search : SearchSpace {
     }
   }
 
+  // Cheaper to know than the state it leads to: a step, and then at least what the target has more.
+  bool too_dear(std::int64_t time, std::int64_t bytes) const {
+    const std::int64_t more = scaled(std::max<std::int64_t>(0, target_bytes_ - bytes), dearer_[0], 1024);
+    return saturating_add(nodes_[now_].cost, saturating_add(time, more)) >= below_;
+  }
+  // Evenly cut pieces stay as large as they are, and others may grow.
+  bool move_too_dear(Mask mask) { return even_ && too_dear(cost_.all_to_all(group(mask), bytes_), bytes_); }
+
   void gather(Mask mask) {
-    // Cheaper to know than the state it leads to.
-    const std::int64_t time = cost_.all_gather(group(mask), bytes_);
-    if (saturating_add(nodes_[now_].cost, time) < below_) emit(without(mask), StepKind::kAllGather, mask);
+    const GroupCost& over = group(mask);
+    if (!too_dear(cost_.all_gather(over, bytes_), scaled(bytes_, over.size, 1))) {
+      emit(without(mask), StepKind::kAllGather, mask);
+    }
   }
 
   State without(Mask mask) {
@@ -361,6 +370,7 @@ class Search : SearchSpace {
     const bool away = wanted(m) && goal_slot_[m] != here;
     // What is in nobody's way only moves to go home.
     if (!thorough_ && !away && (list(here).behind >> m & 1)) return;
+    if (move_too_dear(1u << m)) return;
     each_way(without(1u << m), m, here, [&](const State& next) { emit(next, StepKind::kAllToAll, 1u << m); });
   }
 
@@ -372,7 +382,7 @@ class Search : SearchSpace {
       if (goal_slot_[m] != slot_of(m)) away |= 1u << m;
     }
     each_subset(away, [&](Mask mask) {
-      if ((mask & (mask - 1)) == 0) return;
+      if ((mask & (mask - 1)) == 0 || move_too_dear(mask)) return;
       const State base = without(mask);
       State next = base;
       bool home = true;
@@ -391,7 +401,9 @@ class Search : SearchSpace {
     Mask tail = 0;
     for (std::size_t i = entries.size(); i-- > 0 && !entries.is_virtual(i);) {
       tail |= 1u << entries[i];
-      if (i + 1 == entries.size() || (tail & list(s).behind) == tail) continue;
+      if (i + 1 == entries.size() || (tail & list(s).behind) == tail || move_too_dear(tail)) continue;
+      // Where cuts can go home there is no better place for them.
+      if (even_ && (tail & ~goal_mask_) == 0) continue;
       const State base = without(tail);
       for (std::size_t t = 0; t < lists_.size(); ++t) {
         State next = base;

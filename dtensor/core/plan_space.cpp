@@ -233,7 +233,8 @@ std::int64_t SearchSpace::bytes_owed(const State& state, std::size_t i) const {
   }
   std::int64_t held = unit_;
   for (std::size_t s = 0; s < lists_.size(); ++s) held *= lists_[s][state.lists[s]].levels[i].held;
-  return scaled(std::max(lacking, level.target - held), level.planes, level.block);
+  lacking = std::max(lacking, level.target - held);
+  return level.block == 1 ? lacking : scaled(lacking, level.planes, level.block);
 }
 
 std::int64_t SearchSpace::size_of_group(Mask mask) const {

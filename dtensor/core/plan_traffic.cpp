@@ -1,108 +1,10 @@
-// How many bytes a step moves, and how long it takes. What a rank holds before, after and both times is a product over
-// the tensor dims, so each tensor dim is looked at along its own mesh dims only.
+// How many bytes a step moves, and how long it takes.
 #include <algorithm>
 
-#include "dtensor/core/plan_impl.h"
+#include "dtensor/core/plan_holdings.h"
 
 namespace dtensor {
 namespace {
-
-bool one_interval(const DimLayout& dim) { return dim.size() == 1 && !has_virtual(dim[0]); }
-
-bool is_whole(const DimLayout& dim) {
-  return std::all_of(dim.begin(), dim.end(), [](const Factor& factor) { return is_whole(factor); });
-}
-
-Interval interval_of(const Factor& factor, const Dims& at) {
-  Interval piece{0, factor.size};
-  for (const Cut& cut : factor.cuts) piece = chunk(piece, cut.count, at[cut.mesh_dim]);
-  return piece;
-}
-
-std::int64_t common_size(const Interval& a, const Interval& b) {
-  return std::max<std::int64_t>(0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
-}
-
-std::int64_t common_size(const Intervals& a, const Intervals& b) {
-  std::int64_t size = 0;
-  for (std::size_t i = 0, j = 0; i < a.size() && j < b.size(); a[i].end < b[j].end ? ++i : ++j) {
-    size += common_size(a[i], b[j]);
-  }
-  return size;
-}
-
-bool same_factoring(const DimLayout& a, const DimLayout& b) {
-  return a.size() == b.size() &&
-         std::equal(a.begin(), a.end(), b.begin(), [](const Factor& x, const Factor& y) { return x.size == y.size; });
-}
-
-// How many of the wanted indices a place holds of the last factors of a tensor dim. Rows of the first of them that are
-// wanted whole count alike; the two at the ends are looked into.
-std::int64_t held_within(std::span<const Factor> factors, const Dims& at, Interval wanted) {
-  std::int64_t unit = 1;
-  std::int64_t held_of_unit = 1;
-  for (const Factor& factor : factors.subspan(1)) {
-    unit *= factor.size;
-    held_of_unit *= held_of(factor, at).size;
-  }
-  if (wanted.empty() || unit == 0) return 0;
-  const Interval whole{ceil_div(wanted.begin, unit), wanted.end / unit};
-  std::int64_t sum = 0;
-  for (const Interval& rows : intervals_of(factors[0], at)) {
-    sum += common_size(rows, whole) * held_of_unit;
-    const auto look_into = [&](std::int64_t row) {
-      if (row < rows.begin || row >= rows.end) return;
-      const Interval inside{std::max<std::int64_t>(0, wanted.begin - row * unit),
-                            std::min(unit, wanted.end - row * unit)};
-      sum += held_within(factors.subspan(1), at, inside);
-    };
-    if (wanted.begin % unit != 0) look_into(wanted.begin / unit);
-    if (wanted.end % unit != 0 && (wanted.end / unit != wanted.begin / unit || wanted.begin % unit == 0)) {
-      look_into(wanted.end / unit);
-    }
-  }
-  return sum;
-}
-
-// How many indices of a tensor dim are held both by a place under one layout and by a place under another.
-std::int64_t common_size(const DimLayout& a, const Dims& at_a, const DimLayout& b, const Dims& at_b) {
-  if (one_interval(a) && one_interval(b)) return common_size(interval_of(a[0], at_a), interval_of(b[0], at_b));
-  if (one_interval(b)) return held_within(a, at_a, interval_of(b[0], at_b));
-  if (one_interval(a)) return held_within(b, at_b, interval_of(a[0], at_a));
-  std::int64_t size = 1;
-  if (same_factoring(a, b)) {
-    for (std::size_t f = 0; f < a.size(); ++f) size *= common_size(intervals_of(a[f], at_a), intervals_of(b[f], at_b));
-    return size;
-  }
-  const auto runs = [](const DimLayout& dim, const Dims& at) {
-    Intervals result;
-    DimSet set;
-    for (const Factor& factor : dim) set.push_back({factor.size, intervals_of(factor, at)});
-    for_each_run(set, [&](Interval run, std::int64_t) { result.push_back(run); });
-    return result;
-  };
-  return common_size(runs(a, at_a), runs(b, at_b));
-}
-
-std::int64_t held_size(const DimLayout& dim, const Dims& at) {
-  std::int64_t size = 1;
-  for (const Factor& factor : dim) size *= held_of(factor, at).size;
-  return size;
-}
-
-std::int64_t held_size(const Spec& spec, const Dims& at) {
-  std::int64_t size = 1;
-  for (const DimLayout& dim : spec.dims()) size *= held_size(dim, at);
-  return size;
-}
-
-std::int64_t common_size(const Spec& a, const Dims& at_a, const Spec& b, const Dims& at_b) {
-  std::int64_t size = 1;
-  for (std::size_t d = 0; d < a.dims().size() && size > 0; ++d) {
-    size *= common_size(a.dims()[d], at_a, b.dims()[d], at_b);
-  }
-  return size;
-}
 
 // The pieces of a factor that hold something of an interval, after its first i cuts.
 std::int64_t count_pieces(const Factor& factor, std::size_t i, Interval piece, Interval wanted) {
@@ -135,236 +37,6 @@ std::int64_t count_holders(const Spec& has, const Spec& wants, const Dims& at) {
   }
   return count;
 }
-
-// All coordinates along some mesh dims, or a few along each when they are too many.
-class Census {
- public:
-  Census(const Dims& shape, std::uint32_t mask, std::int64_t most) : at_(shape.size()), strides_(shape.size()) {
-    for (std::size_t m = 0; m < shape.size(); ++m) {
-      if (mask >> m & 1) {
-        dims_.push_back(static_cast<std::int64_t>(m));
-        population_ = scaled(population_, shape[m], 1);
-      } else {
-        copies_ = scaled(copies_, shape[m], 1);
-      }
-    }
-    exact_ = population_ <= most;
-    for (std::int64_t m : dims_) {
-      Dims list;
-      const std::int64_t few[] = {0, 1, shape[m] / 2, shape[m] - 1};
-      for (std::int64_t i = 0; i < (exact_ ? shape[m] : 4); ++i) {
-        const std::int64_t index = exact_ ? i : few[i];
-        if (list.empty() || index > list.back()) list.push_back(index);
-      }
-      indices_.push_back(std::move(list));
-    }
-    for (std::size_t j = dims_.size(); j-- > 0;) {
-      strides_[dims_[j]] = sample_;
-      sample_ *= static_cast<std::int64_t>(indices_[j].size());
-    }
-  }
-
-  bool exact() const { return exact_; }
-  std::size_t size() const { return static_cast<std::size_t>(sample_); }
-  const MeshDims& dims() const { return dims_; }
-  // The indices looked at along the j-th of the dims.
-  const Dims& indices(std::size_t j) const { return indices_[j]; }
-  // Between places that differ by one in the list of indices of a mesh dim; 0 for mesh dims that are not looked at.
-  std::int64_t stride(std::int64_t m) const { return strides_[m]; }
-  // What a sum over the sample stands for.
-  std::int64_t whole(std::int64_t sum) const { return scaled(scaled(sum, population_, sample_), copies_, 1); }
-
-  template <class Fn>
-  void each(Fn fn) {
-    Dims digits(dims_.size());
-    for (std::size_t i = 0; i < size(); ++i) {
-      for (std::size_t j = 0; j < dims_.size(); ++j) at_[dims_[j]] = indices_[j][digits[j]];
-      fn(i, static_cast<const Dims&>(at_));
-      for (std::size_t j = dims_.size(); j-- > 0;) {
-        if (++digits[j] < static_cast<std::int64_t>(indices_[j].size())) break;
-        digits[j] = 0;
-      }
-    }
-  }
-
- private:
-  Dims at_;
-  Dims strides_;
-  MeshDims dims_;
-  InlineVec<Dims, 4> indices_;
-  std::int64_t population_ = 1;
-  std::int64_t sample_ = 1;
-  std::int64_t copies_ = 1;
-  bool exact_ = true;
-};
-
-// Elements that a place holds before, after, and both times.
-struct Held3 {
-  std::int64_t before = 1;
-  std::int64_t after = 1;
-  std::int64_t common = 1;
-};
-
-// The intervals of a factor without virtual cuts, for all indices of the census along its mesh dims; and how to find
-// the one of a place.
-struct PieceTable {
-  std::vector<Interval> pieces;
-  InlineVec<std::int64_t, 4> strides;  // per dim of the census
-
-  PieceTable(const Factor& factor, const Census& census) : pieces{{0, factor.size}}, strides(census.dims().size()) {
-    const Dims first = {0};
-    for (const Cut& cut : factor.cuts) {
-      if (cut.count == 1) continue;
-      const auto& dims = census.dims();
-      const auto j = static_cast<std::size_t>(std::find(dims.begin(), dims.end(), cut.mesh_dim) - dims.begin());
-      const Dims& indices = j < dims.size() ? census.indices(j) : first;
-      for (std::int64_t& stride : strides) stride *= static_cast<std::int64_t>(indices.size());
-      if (j < dims.size()) strides[j] = 1;
-      std::vector<Interval> finer;
-      finer.reserve(pieces.size() * indices.size());
-      for (const Interval& piece : pieces) {
-        const std::int64_t c = ceil_div(piece.size(), cut.count);
-        for (const std::int64_t index : indices) {
-          const std::int64_t begin = std::min(piece.end, piece.begin + c * index);
-          finer.push_back({begin, std::min(piece.end, begin + c)});
-        }
-      }
-      pieces = std::move(finer);
-    }
-  }
-
-  // From now on a place's index along these mesh dims does not matter: the pieces of all of them, counted from the one
-  // that is found.
-  std::vector<std::int64_t> take_out(std::uint32_t mask, const Census& census) {
-    std::vector<std::int64_t> all = {0};
-    for (std::size_t j = 0; j < strides.size(); ++j) {
-      if (!(mask >> census.dims()[j] & 1) || strides[j] == 0) continue;
-      const std::size_t n = all.size();
-      for (std::size_t index = 1; index < census.indices(j).size(); ++index) {
-        for (std::size_t k = 0; k < n; ++k) all.push_back(all[k] + static_cast<std::int64_t>(index) * strides[j]);
-      }
-      strides[j] = 0;
-    }
-    return all;
-  }
-};
-
-// A layout whose cuts by some mesh dims are undone: what all ranks along them hold together.
-DimLayout joined(DimLayout dim, std::uint32_t mask) {
-  for (Factor& factor : dim) {
-    for (Cut& cut : factor.cuts) {
-      if (cut.is_virtual() || !(mask >> cut.mesh_dim & 1)) continue;
-      cut = {Cut::kVirtual, std::clamp<std::int64_t>(factor.size, 1, cut.count)};
-    }
-  }
-  return dim;
-}
-
-// What the places of a census hold in a step; of what is held afterwards, what all ranks along some mesh dims hold
-// together.
-class Holdings {
- public:
-  Holdings(const Step& step, Census& census, std::uint32_t together = 0)
-      : kind_(together == 0 ? step.kind : StepKind::kExchange),
-        census_(census),
-        together_(together),
-        held_(census.size()) {
-    std::int64_t whole = 1;
-    for (std::size_t d = 0; d < step.before.dims().size(); ++d) {
-      const DimLayout& a = step.before.dims()[d];
-      const DimLayout& b = step.after.dims()[d];
-      if (is_whole(a) && is_whole(b)) {
-        whole *= size_of(a);
-      } else if (one_interval(a) && one_interval(b)) {
-        add_intervals(a[0], b[0]);
-      } else {
-        add_sets(a, together == 0 ? b : joined(b, together));
-      }
-    }
-    for (Held3& held : held_) held = {held.before * whole, held.after * whole, held.common * whole};
-  }
-
-  const Held3& operator[](std::size_t i) const { return held_[i]; }
-
- private:
-  static void multiply(Held3& held, const Held3& by) {
-    held.before *= by.before;
-    held.after *= by.after;
-    held.common *= by.common;
-  }
-
-  void add_intervals(const Factor& a, const Factor& b) {
-    const PieceTable before(a, census_);
-    PieceTable after(b, census_);
-    const std::vector<std::int64_t> all = after.take_out(together_, census_);
-    const std::size_t ndim = census_.dims().size();
-    InlineVec<std::int64_t, 4> digits(ndim);
-    std::int64_t i = 0;
-    std::int64_t j = 0;
-    for (Held3& held : held_) {
-      const Interval& x = before.pieces[i];
-      Held3 here{x.size(), 0, 0};
-      for (const std::int64_t other : all) {
-        const Interval& y = after.pieces[j + other];
-        here.after += y.size();
-        here.common += common_size(x, y);
-      }
-      multiply(held, here);
-      for (std::size_t k = ndim; k-- > 0;) {
-        i += before.strides[k];
-        j += after.strides[k];
-        if (++digits[k] < static_cast<std::int64_t>(census_.indices(k).size())) break;
-        i -= before.strides[k] * digits[k];
-        j -= after.strides[k] * digits[k];
-        digits[k] = 0;
-      }
-    }
-  }
-
-  // Does a place hold under one layout all that it holds under the other? A collective only takes cuts out of a tensor
-  // dim, puts some in, or changes their order.
-  enum class Nested : std::uint8_t { kBeforeInAfter, kAfterInBefore, kUnknown };
-  Nested nested(std::uint32_t before, std::uint32_t after) const {
-    const bool collective =
-        kind_ == StepKind::kAllGather || kind_ == StepKind::kReduceScatter || kind_ == StepKind::kAllToAll;
-    if (!collective) return Nested::kUnknown;
-    if ((after & ~before) == 0) return Nested::kBeforeInAfter;
-    return (before & ~after) == 0 ? Nested::kAfterInBefore : Nested::kUnknown;
-  }
-
-  // One by one, each combination of the indices that matter once.
-  void add_sets(const DimLayout& a, const DimLayout& b) {
-    const std::uint32_t mask = cut_mask(a) | cut_mask(b);
-    const Nested which = a == b ? Nested::kBeforeInAfter : nested(cut_mask(a), cut_mask(b));
-    std::vector<Held3> known(held_.size());
-    census_.each([&](std::size_t i, const Dims& at) {
-      auto place = static_cast<std::int64_t>(i);  // the one with the first index wherever it does not matter
-      for (std::size_t k = 0; k < census_.dims().size(); ++k) {
-        const std::int64_t m = census_.dims()[k];
-        if (mask >> m & 1) continue;
-        const auto& indices = census_.indices(k);
-        place -= census_.stride(m) * (std::find(indices.begin(), indices.end(), at[m]) - indices.begin());
-      }
-      if (place == static_cast<std::int64_t>(i)) known[i] = sets_at(a, b, at, which);
-      multiply(held_[i], known[place]);
-    });
-  }
-
-  static Held3 sets_at(const DimLayout& a, const DimLayout& b, const Dims& at, Nested which) {
-    Held3 result{held_size(a, at), held_size(b, at), 0};
-    if (which == Nested::kUnknown) {
-      result.common = common_size(a, at, b, at);
-    } else {
-      result.common = which == Nested::kBeforeInAfter ? result.before : result.after;
-    }
-    return result;
-  }
-
-  const StepKind kind_;
-  Census& census_;
-  const std::uint32_t together_;
-  std::vector<Held3> held_;
-};
 
 // So many places are looked at; fewer where each is a set of many intervals to compare.
 std::int64_t most_counted(const Spec& before, const Spec& after) {
@@ -414,12 +86,19 @@ void raise_to(std::int64_t& value, std::int64_t other) { value = std::max(value,
 class Sends {
  public:
   Sends(const Step& step, const StepRoles& roles, Census& census, const Holdings& holdings)
-      : roles_(roles), shape_(step.before.mesh().shape()), census_(census), holdings_(holdings) {
+      : roles_(roles), shape_(step.before.mesh().shape()), holdings_(holdings) {
     everyone_ = size_along(shape_, roles.everyone);
     turns_ = roles.num_takers / roles.num_holders;
     uneven_ = roles.num_takers % roles.num_holders;
     counted_ = census.exact();
     if (roles.num_holders == 1 || !counted_) return;
+    Dims at(shape_.size());
+    for (std::int64_t h = 0; h < roles.num_holders; ++h) {
+      place_along(at, shape_, roles.holders, h);
+      std::int64_t offset = 0;
+      for (std::int64_t m : roles.holders) offset += census.stride(m) * at[m];
+      offsets_.push_back(offset);
+    }
     std::uint32_t scattered = 0;
     for (std::int64_t m : roles.parts) scattered |= 1u << m;
     const std::uint32_t others = scattered | (cut_mask(step.before) & cut_mask(step.after));
@@ -438,28 +117,25 @@ class Sends {
     const Holdings& owners = of_owners_ ? *of_owners_ : holdings_;
     const Holdings& all = of_all_ ? *of_all_ : owners;
     std::int64_t sum = held.before * turns_;
-    for (std::int64_t turn = 0; turn < uneven_; ++turn) sum += common_with(all, i, coordinate, mine - turn);
+    for (std::int64_t turn = 0; turn < uneven_; ++turn) sum += common_with(all, i, mine, mine - turn);
     // Those that are at my place of the source have it, and would otherwise have come to me.
-    sum -= common_with(owners, i, coordinate, mine - q);
-    sum += common_with(owners, i, coordinate, mine);
+    sum -= common_with(owners, i, mine, mine - q);
+    sum += common_with(owners, i, mine, mine);
     return sum * everyone_ - held.common;
   }
 
  private:
   // What I hold of what the place wants that differs from mine by its index among the holders.
-  std::int64_t common_with(const Holdings& table, std::size_t i, const Dims& coordinate, std::int64_t holder) const {
+  std::int64_t common_with(const Holdings& table, std::size_t i, std::int64_t mine, std::int64_t holder) const {
     const std::int64_t n = roles_.num_holders;
-    Dims other = coordinate;
-    place_along(other, shape_, roles_.holders, (holder % n + n) % n);
-    auto place = static_cast<std::int64_t>(i);
-    for (std::int64_t m : roles_.holders) place += census_.stride(m) * (other[m] - coordinate[m]);
+    const std::int64_t place = static_cast<std::int64_t>(i) - offsets_[mine] + offsets_[(holder % n + n) % n];
     return table[static_cast<std::size_t>(place)].common;
   }
 
   const StepRoles& roles_;
   const Dims& shape_;
-  const Census& census_;
   const Holdings& holdings_;
+  std::vector<std::int64_t> offsets_;  // of the holders' indices in the census
   std::optional<Holdings> of_owners_;  // wanted by the ranks at my place of the source, of any part
   std::optional<Holdings> of_all_;     // wanted by anyone
   std::int64_t everyone_ = 1;

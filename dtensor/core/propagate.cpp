@@ -99,6 +99,7 @@ class Chooser {
   std::optional<Way> make_way(const RowChoice& rows) const {
     Way way;
     const auto layouts = layouts_of(rows);
+    if (!algorithm_takes(rows, layouts)) return std::nullopt;
     for (std::size_t i = 0; i < call_.operands.size(); ++i) {
       auto input = i < in_.num_operands ? input_spec(i, rows, layouts) : OrReason(call_.operands[i]);
       if (!input) return std::nullopt;
@@ -125,6 +126,7 @@ class Chooser {
     if (!way) return way;
     way->row = text_of(rows);
     way->compute = saturating_add(compute_time(rows), exit_time(rows));
+    way->compute = saturating_add(way->compute, merge_time(rows));
     way->new_partials = std::popcount(new_partials(rows));
     for (std::size_t k = 0; k < call_.outputs.size(); ++k) way->output_bytes += output_bytes(k, rows);
     return way;
@@ -135,6 +137,7 @@ class Chooser {
     return join(rows, ",", [&](std::uint16_t index) -> std::string {
       const Row& row = in_.rows[index];
       if (row.carry) return to_string(*row.carry);
+      if (row.algorithmic) return in_.rule->algorithm->name + "(" + in_.names[row.letter] + ")";
       return row.letter == kWholeDim ? "R" : in_.names[row.letter];
     });
   }
@@ -175,9 +178,12 @@ class Chooser {
     return !row.in[i] || row.embeds[i] || fits(row, i, m);
   }
 
+  // An algorithm that talks competes with moving the operands: it is for the search to choose.
+  bool merges(const Row& row) const { return row.algorithmic && in_.rule->algorithm->kind == Algorithm::Kind::kMerged; }
+
   std::optional<std::uint16_t> fitting_row(std::size_t m) const {
     for (std::size_t r = 0; r < in_.rows.size(); ++r) {
-      bool all = true;
+      bool all = !merges(in_.rows[r]);
       for (std::size_t i = 0; all && i < in_.num_operands; ++i) all = !call_.operands[i] || fits(in_.rows[r], i, m);
       if (all) return static_cast<std::uint16_t>(r);
     }
@@ -277,6 +283,15 @@ class Chooser {
     return result;
   }
 
+  bool algorithm_takes(const RowChoice& rows, const std::vector<DimLayout>& layouts) const {
+    if (!in_.rule->algorithm || !in_.rule->algorithm->plain) return true;
+    return std::none_of(rows.begin(), rows.end(), [&](std::uint16_t index) {
+      const Row& row = in_.rows[index];
+      if (!row.algorithmic) return false;
+      return layouts[row.letter].size() != 1 || has_virtual(layouts[row.letter][0]);
+    });
+  }
+
   const DimLayout* known_layout(std::int16_t letter, MeshMask mask) const {
     const DimLayout* best = nullptr;
     std::int64_t most = -1;
@@ -334,6 +349,10 @@ class Chooser {
       if (row.letter != kWholeDim) {
         cuts = true;
         for (const auto& op : row.out) reduces = reduces || op;
+      }
+      if (row.algorithmic) {
+        local.algorithm = in_.rule->algorithm->name;
+        local.algorithm_dims.push_back(static_cast<std::int64_t>(m));
       }
       if (row.once == Row::Once::kNo) continue;
       local.once.push_back(static_cast<std::int64_t>(m));
@@ -438,8 +457,34 @@ class Chooser {
     return time;
   }
 
+  // What an algorithm sends: two all-reduces of a slice, which is what an operand has without the dims that are merged.
+  std::int64_t merge_time(const RowChoice& rows) const {
+    MeshDims dims;
+    for (std::size_t m = 0; m < ndim_; ++m) {
+      if (merges(in_.rows[rows[m]])) dims.push_back(static_cast<std::int64_t>(m));
+    }
+    if (dims.empty()) return 0;
+    const auto is_merged = [&](std::int16_t letter) { return letter != kWholeDim && in_.algorithmic[letter]; };
+    std::int64_t slice = 0;
+    for (std::size_t i = 0; i < in_.num_operands; ++i) {
+      if (!call_.operands[i] || std::none_of(in_.in[i].begin(), in_.in[i].end(), is_merged)) continue;
+      std::int64_t bytes = element_size(call_.operands[i]->meta().dtype());
+      for (std::size_t d = 0; d < in_.in[i].size(); ++d) {
+        const std::int16_t letter = in_.in[i][d];
+        const std::int64_t count = letter == kWholeDim ? 1 : pieces(rows, letter);
+        if (!is_merged(letter)) bytes *= ceil_div(call_.operands[i]->meta().shape()[d], count);
+      }
+      slice = std::max(slice, bytes);
+    }
+    for (std::size_t k = 0; k < call_.outputs.size(); ++k) {
+      if (std::none_of(in_.out[k].begin(), in_.out[k].end(), is_merged)) slice = std::max(slice, output_bytes(k, rows));
+    }
+    const std::int64_t once = cost_.all_reduce(cost_.group(in_.mesh, dims), slice);
+    return saturating_add(once, once);
+  }
+
   std::int64_t bound_of(const RowChoice& rows) const {
-    std::int64_t bound = saturating_add(compute_time(rows), exit_time(rows));
+    std::int64_t bound = saturating_add(saturating_add(compute_time(rows), exit_time(rows)), merge_time(rows));
     for (std::size_t i = 0; i < in_.num_operands; ++i) {
       if (!call_.operands[i]) continue;
       bool moves = false;
@@ -588,6 +633,13 @@ bool fits(const OpRule& rule, const OpCall& call) {
 
 OrReason<Decision> decide(const OpRule& rule, const OpCall& call, const DecideOptions& options) {
   if (options.explain && options.nth == 0) return explained(rule, call, options);
+  if (options.algorithms_first && rule.algorithm) {
+    auto all = candidates(rule, call, {.cost = options.cost});
+    if (!all) return Reason{all.reason()};
+    const auto found = std::find_if(all->begin(), all->end(),
+                                    [](const Candidate& one) { return !one.decision.local.algorithm.empty(); });
+    return std::move((found == all->end() ? all->front() : *found).decision);
+  }
   if (options.nth > 0) {
     auto all = candidates(rule, call, options);
     if (!all) return Reason{all.reason()};

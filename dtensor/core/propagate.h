@@ -31,8 +31,12 @@ struct LocalWork {
   };  // operand 0 as it is; filled with the identity of a sum/product
   Others others = Others::kKeep;
   ReduceOp others_op = ReduceOp::kSum;
+  // Where not empty: this runs instead of the operator, on parts that are cut by `algorithm_dims` along dims that the
+  // operator itself needs whole.
+  std::string algorithm;
+  MeshDims algorithm_dims;
 
-  bool is_same() const { return op.empty() && divide_by == 1 && !identity && once.empty(); }
+  bool is_same() const { return op.empty() && divide_by == 1 && !identity && once.empty() && algorithm.empty(); }
 };
 
 // A static argument that the local call takes another value for. The numbers follow from a spec and a coordinate.
@@ -69,6 +73,8 @@ struct DecideOptions {
   CostModel cost = {};
   // Take the n-th cheapest (modulo their number) instead of the choice: for tests.
   std::int64_t nth = 0;
+  // Take the cheapest way with an algorithm, where there is one: for tests.
+  bool algorithms_first = false;
   // Let `reason` name the alternatives and what they would have cost.
   bool explain = false;
 };

@@ -23,6 +23,7 @@ struct Row {
   Kinds out;
   InlineVec<bool, 4> embeds;  // operands that need not be Partial where `in` says so: the owner keeps the value
   Once once = Once::kNo;
+  bool algorithmic = false;  // the letter is cut by the rule's algorithm
   const Carry* carry = nullptr;
 };
 
@@ -35,6 +36,7 @@ struct Instance {
   std::size_t num_operands = 0;        // those that are read: without the tensors given as `out`
   InlineVec<std::int64_t, 8> letters;  // sizes
   InlineVec<std::string, 8> names;     // of the letters, for people
+  InlineVec<bool, 8> algorithmic;      // per letter: only the rule's algorithm may cut it
   std::vector<LetterMap> in;           // per operand
   std::vector<LetterMap> out;          // per output
   std::vector<Row> rows;               // the first: all replicated

@@ -30,7 +30,8 @@ class Builder {
       : rule_(rule),
         call_(call),
         entries_(entries_of(call)),
-        result_{&rule, &call, form_of(call.name), mesh, call.operands.size(), {}, {}, {}, {}, {}, false, 0, false} {}
+        result_{&rule, &call, form_of(call.name), mesh, call.operands.size(), {}, {}, {}, {}, {}, {}, false, 0, false} {
+  }
 
   OrReason<Instance> build() {
     if (const auto reason = match_operands()) return Reason{*reason};
@@ -144,14 +145,16 @@ class Builder {
     keepdim_ = rule_.keepdim_arg && call_.constant(*rule_.keepdim_arg).as_bool();
   }
 
-  std::int16_t new_letter(std::string name) {
+  std::int16_t new_letter(std::string name, bool algorithmic = false) {
     result_.letters.push_back(-1);
     result_.names.push_back(std::move(name));
+    result_.algorithmic.push_back(algorithmic);
     return static_cast<std::int16_t>(result_.letters.size() - 1);
   }
 
   void make_letters() {
     letter_of_char_.fill(kWholeDim);
+    whole_of_char_.fill(kWholeDim);
     const bool reduced = rule_.reduce || rule_.reduction_arg;
     const bool whole = (rule_.whole_if_arg && call_.constant(*rule_.whole_if_arg).as_bool()) ||
                        (rule_.mean_form == MeanForm::kWhole && reduction() == 1);
@@ -159,6 +162,20 @@ class Builder {
       const bool may_cut = !whole && (!named_[d] || reduced);
       letter_of_dim_.push_back(may_cut ? new_letter(std::to_string(d)) : kWholeDim);
     }
+    if (!rule_.algorithm) return;
+    for (std::int64_t d = 0; d < ellipsis_; ++d) {
+      const std::int16_t letter = letter_of_dim_[d];
+      marked_of_dim_.push_back(letter == kWholeDim ? new_letter(std::to_string(d), true) : letter);
+    }
+    for (std::int64_t i = 0; i < group_size(); ++i) {
+      marked_of_group_.push_back(new_letter(std::to_string(ellipsis_ + i), true));
+    }
+  }
+
+  std::int16_t whole_letter_of(char c) {
+    std::int16_t& letter = whole_of_char_[static_cast<std::size_t>(c - 'A')];
+    if (letter == kWholeDim) letter = new_letter(std::string(1, c), true);
+    return letter;
   }
 
   bool may_cut(char c) const {
@@ -197,14 +214,16 @@ class Builder {
           map.push_back(letter_of(token.letter));
           break;
         case DimToken::Kind::kWhole:
-          map.push_back(kWholeDim);
+          map.push_back(pattern.marked ? whole_letter_of(token.letter) : kWholeDim);
           break;
         case DimToken::Kind::kGroup:
-          for (std::int64_t i = 0; i < group_size(); ++i) map.push_back(kWholeDim);
+          for (std::int64_t i = 0; i < group_size(); ++i) {
+            map.push_back(pattern.marked ? marked_of_group_[i] : kWholeDim);
+          }
           break;
         case DimToken::Kind::kEllipsis:
           for (std::int64_t d = ellipsis_ - (ndim - *fixed_dims(pattern)); d < ellipsis_; ++d) {
-            map.push_back(letter_of_dim_[d]);
+            map.push_back(pattern.marked ? marked_of_dim_[d] : letter_of_dim_[d]);
           }
           break;
         case DimToken::Kind::kRest:
@@ -372,7 +391,21 @@ class Builder {
     }
   }
 
+  // What an algorithm merges comes out reduced; what a located kernel finds is a sum.
+  void add_algorithm_row(std::int16_t letter) {
+    if (result_.letters[letter] == 0) return;
+    Row row = empty_row();
+    row.letter = letter;
+    row.algorithmic = true;
+    for (std::size_t k = 0; k < row.out.size(); ++k) {
+      const bool lacks = call_.outputs[k] && !has_letter(result_.out[k], letter);
+      if (lacks && rule_.algorithm->kind == Algorithm::Kind::kLocated) row.out[k] = ReduceOp::kSum;
+    }
+    if (can_reduce_outputs(row)) result_.rows.push_back(std::move(row));
+  }
+
   void add_letter_row(std::int16_t letter) {
+    if (result_.algorithmic[letter]) return add_algorithm_row(letter);
     Row row = empty_row();
     row.letter = letter;
     const ReduceOp op = rule_.reduce.value_or(ReduceOp::kSum);
@@ -489,7 +522,10 @@ class Builder {
   bool keepdim_ = false;
   std::int64_t stacked_at_ = 0;
   std::array<std::int16_t, 26> letter_of_char_{};
+  std::array<std::int16_t, 26> whole_of_char_{};  // A to Z of marked tensors
   LetterMap letter_of_dim_;
+  LetterMap marked_of_dim_;    // of marked tensors
+  LetterMap marked_of_group_;  // likewise
   InlineVec<bool, 8> used_;
 };
 

@@ -38,7 +38,19 @@ struct DimToken {
 };
 struct TensorPattern {
   std::vector<DimToken> dims;
-  bool added = false;  // +: joins a sum, so it turns Partial together with it
+  bool added = false;   // +: joins a sum, so it turns Partial together with it
+  bool marked = false;  // #: its dims that must be whole may be cut after all, by the row's algorithm
+};
+
+// What cuts the dims of `#` tensors that must be whole otherwise.
+struct Algorithm {
+  enum class Kind : std::uint8_t {
+    kMerged,   // it talks by itself: results that lack the dim come out reduced
+    kLocated,  // its kernel knows where in the whole its part lies: results that lack the dim are sums
+  };
+  std::string name;
+  Kind kind = Kind::kMerged;
+  bool plain = false;  // only where every rank holds one run of the dim
 };
 
 // How a Partial passes through an operator when these operands carry it and the others are replicated.
@@ -142,7 +154,8 @@ struct OpRule {
   bool skip_empty = false;  // a rank that has nothing of operand 0 does not run it where it adds to a sum
   bool indexed = false;     // a list of optional index tensors says which dims of operand 0 are looked up
   bool exact = false;       // size 1 does not broadcast
-  bool may_move = false;    // of a view: where it has no free form the operand is redistributed, and the result a copy
+  std::optional<Algorithm> algorithm;
+  bool may_move = false;  // of a view: where it has no free form the operand is redistributed, and the result a copy
   std::map<std::size_t, KeyUse> key;
 };
 

@@ -69,6 +69,10 @@ constexpr std::pair<std::string_view, KeyUse> kKeyList[] = {
     {"sign", KeyUse::kSign},   {"presence", KeyUse::kPresence}, {"nothing", KeyUse::kNothing}};
 constexpr Names<KeyUse> kKeys(kKeyList);
 
+constexpr std::pair<std::string_view, Algorithm::Kind> kAlgorithmList[] = {{"merged", Algorithm::Kind::kMerged},
+                                                                           {"located", Algorithm::Kind::kLocated}};
+constexpr Names<Algorithm::Kind> kAlgorithms(kAlgorithmList);
+
 // The words that name one static argument, in the order in which they print.
 constexpr std::pair<std::string_view, std::optional<std::size_t> OpRule::*> kArgWordList[] = {
     {"dims", &OpRule::dims_arg}, {"keepdim", &OpRule::keepdim_arg},   {"group", &OpRule::group_arg},
@@ -97,8 +101,8 @@ constexpr Names<DimToken::Kind> kTokens(kTokenList);
 
 TensorPattern parse_tensor(const RuleText& row, std::string_view text) {
   TensorPattern result;
-  if (text.starts_with('+')) {
-    result.added = true;
+  while (text.starts_with('+') || text.starts_with('#')) {
+    (text.front() == '+' ? result.added : result.marked) = true;
     text.remove_prefix(1);
   }
   while (!text.empty()) {
@@ -167,6 +171,12 @@ bool parse_word(OpRule& rule, Scanner& scanner, std::string_view word) {
     if (*kind == Carry::Kind::kSign) rule.key[rule.carries.back().arg] = KeyUse::kSign;
   } else if (const auto* member = find(kArgWords, word)) {
     rule.*(*member) = static_cast<std::size_t>(scanner.size());
+  } else if (const auto* algorithm = find(kAlgorithms, word)) {
+    rule.algorithm = Algorithm{std::string(scanner.name()), *algorithm, false};
+    if (scanner.take(":")) {
+      if (scanner.name() != "plain") scanner.fail_here("no such word");
+      rule.algorithm->plain = true;
+    }
   } else if (word == "view") {
     rule.kind = RuleKind::kView;
     rule.view = expect_name(scanner, kViews);
@@ -223,6 +233,7 @@ void parse_words(OpRule& rule, std::string_view words) {
 
 std::string print(const TensorPattern& tensor) {
   std::string text = tensor.added ? "+" : "";
+  if (tensor.marked) text += '#';
   for (const DimToken& token : tensor.dims) {
     switch (token.kind) {
       case DimToken::Kind::kLetter:
@@ -247,6 +258,9 @@ void check(const RuleText& text, const OpRule& rule) {
       if (operand >= rule.inputs.size()) refuse(text, "a word names an operand that the pattern lacks");
     }
   }
+  const auto marked = [](const TensorPattern& tensor) { return tensor.marked; };
+  const bool marks = std::any_of(rule.inputs.begin(), rule.inputs.end(), marked);
+  if (marks != rule.algorithm.has_value()) refuse(text, "# and an algorithm need each other");
 }
 
 }  // namespace
@@ -298,6 +312,10 @@ std::string to_string(const OpRule& rule) {
   }
   if (rule.reduce) add_call("reduce", std::string(to_string(*rule.reduce)));
   if (!rule.mean_op.empty()) add_call("mean", rule.mean_op);
+  if (rule.algorithm) {
+    add_call(name_of(kAlgorithms, rule.algorithm->kind),
+             rule.algorithm->name + (rule.algorithm->plain ? ":plain" : ""));
+  }
   for (const Carry& carry : rule.carries) add(to_string(carry));
   for (const auto& [arg, use] : rule.key) {
     add_call("key", std::to_string(arg) + ":" + std::string(name_of(kKeys, use)));

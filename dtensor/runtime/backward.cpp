@@ -64,7 +64,11 @@ void bring_gradient_home(const at::Tensor& tensor, Payload& payload) {
   payload.hooked = state;
   tensor.register_hook([home = home_of(payload.spec), mesh = payload.mesh,
                         leaf = WeakTensor(tensor.getIntrusivePtr())](const at::Tensor& gradient) {
-    if (!gradient.defined() || !has_payload(gradient)) return gradient;
+    if (!gradient.defined()) return gradient;
+    if (!has_payload(gradient)) {
+      // libtorch's own (of max.dim and the like), the same on all ranks.
+      return gradient.requires_grad() ? gradient : redistribute(as_replica(gradient, mesh), home, mesh, {});
+    }
     if (stays_unreduced(leaf, gradient, home)) return left_unreduced(gradient, home, mesh);
     return redistribute(gradient, home, mesh, {.async = true});
   });

@@ -47,11 +47,6 @@ bool plain_counts_as_replica(const LocalCall& call, const OpInfo::Arg& arg) {
   return call.info.name == "aten::copy_" && !arg.written;
 }
 
-at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh) {
-  const Spec spec = Spec::make(meta_of(plain), *mesh, Placements(static_cast<std::size_t>(mesh->ndim()), Replicate()));
-  return wrap(mesh->contains_me() ? plain : at::Tensor(), spec, mesh, {.shared = true});
-}
-
 template <class Fn>
 void for_each_tensor(const LocalCall& call, Fn fn) {
   for (const std::size_t i : call.info.tensor_args) {
@@ -209,6 +204,10 @@ class Cache {
     places[0] = std::move(prepared);
   }
   DispatchStats stats() const { return stats_; }
+  void clear() {
+    buckets_.clear();
+    stats_.entries = 0;
+  }
 
  private:
   static constexpr std::size_t kBuckets = 4096;
@@ -539,6 +538,8 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   if (info.out) give_own_outs(call);
   if (!call.mesh->contains_me()) {
     skip(call, *prepared);
+  } else if (prepared->algorithm) {
+    run_algorithm(call, *prepared);
   } else if (!prepared->runs || prepared->fills) {
     make_up_results(call, *prepared);
   } else {
@@ -662,6 +663,7 @@ void ensure_registered() {
   static std::once_flag once;
   std::call_once(once, [] {
     register_all();
+    register_nll_loss2d();
     register_reshape();
     register_composites();
     register_random();
@@ -675,5 +677,13 @@ ImplicitReplication::~ImplicitReplication() { --replicating; }
 
 NoRuleGuard::NoRuleGuard(NoRule mode) : before_(std::exchange(no_rule, mode)) {}
 NoRuleGuard::~NoRuleGuard() { no_rule = before_; }
+
+DecideGuard::DecideGuard(const DecideOptions& options) : before_(std::exchange(decide_options(), options)) {
+  cache().clear();
+}
+DecideGuard::~DecideGuard() {
+  decide_options() = before_;
+  cache().clear();
+}
 
 }  // namespace dtensor

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "dtensor/core/propagate.h"
+
 namespace dtensor {
 
 // What happens where an operator has no rule: it runs on replicated operands and says so once, or it is refused.
@@ -35,6 +37,19 @@ class NoRuleGuard {
 
  private:
   NoRule before_;
+};
+
+// While one lives, on this thread: decisions are made anew, with these options. For tests that want ways to run that do
+// not win.
+class DecideGuard {
+ public:
+  explicit DecideGuard(const DecideOptions& options);
+  ~DecideGuard();
+  DecideGuard(const DecideGuard&) = delete;
+  DecideGuard& operator=(const DecideGuard&) = delete;
+
+ private:
+  DecideOptions before_;
 };
 
 }  // namespace dtensor

@@ -6,6 +6,7 @@
 
 #include "dtensor/core/plan.h"
 #include "dtensor/core/propagate.h"
+#include "dtensor/runtime/algorithms/algorithm.h"
 #include "dtensor/runtime/op_info_impl.h"
 #include "dtensor/runtime/payload.h"
 
@@ -43,6 +44,7 @@ struct Prepared {
   std::vector<std::pair<std::size_t, c10::IValue>> rewrites;
   std::optional<c10::OperatorHandle> other_op;      // what runs instead
   std::optional<c10::OperatorHandle> out_of_place;  // of an in-place form: no way, but this one has
+  AlgorithmFn algorithm = nullptr;                  // runs instead of the operator
   bool runs = true;                                 // is the operator run here?
   bool fills = false;                               // are the results the identity instead?
   std::vector<Dims> output_shapes;                  // of the local results
@@ -50,6 +52,9 @@ struct Prepared {
 
 // Finds the tensors among the arguments and the mesh they are on. Errors: plain tensors, writing to a lost alias.
 void collect(LocalCall& call);
+
+// How this thread decides; the usual way unless a DecideGuard says otherwise.
+DecideOptions& decide_options();
 
 // All ways to run the call, the chosen one first.
 OrReason<std::vector<Candidate>> ways_of(const LocalCall& call);

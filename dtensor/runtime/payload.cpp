@@ -136,6 +136,11 @@ at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec,
   return wrap_storage(std::move(home), device.type(), {});
 }
 
+at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh) {
+  const Spec spec = Spec::make(meta_of(plain), *mesh, Placements(static_cast<std::size_t>(mesh->ndim()), Replicate()));
+  return wrap(mesh->contains_me() ? plain : at::Tensor(), spec, mesh, {.shared = true});
+}
+
 void take_over(const at::Tensor& handle, const at::Tensor& value) {
   handle.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
   handle.unsafeGetTensorImpl()->bump_version();

@@ -71,6 +71,9 @@ at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const Device
                 const WrapOptions& options = {});
 at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh);
 
+// A plain tensor that is the same on all ranks.
+at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh);
+
 // The handle, and all who hold it, now have `value`'s sizes and payload. Autograd state stays, the version is bumped.
 void take_over(const at::Tensor& handle, const at::Tensor& value);
 

@@ -123,6 +123,7 @@ void work_out(const LocalCall& call, Prepared& prepared) {
     prepared.other_op =
         c10::Dispatcher::singleton().findSchemaOrThrow(local.op.substr(0, dot).c_str(), overload.c_str());
   }
+  if (!local.algorithm.empty()) prepared.algorithm = find_algorithm(local.algorithm);
   const auto at = call.mesh->coordinate();
   if (!at) return;
   for (const Rewrite& rewrite : decision.rewrites) {
@@ -204,6 +205,11 @@ StaticArg static_arg(const OpInfo::Arg& arg, const c10::IValue& value) {
   return StaticArg::text(value.tagKind());
 }
 
+DecideOptions& decide_options() {
+  thread_local DecideOptions options;
+  return options;
+}
+
 OrReason<std::vector<Candidate>> ways_of(const LocalCall& call) {
   if (!call.info.rule) return Reason{"no rule"};
   auto results = global_results(call);
@@ -223,7 +229,7 @@ std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::
   GlobalResults results = std::vector<std::optional<TensorMeta>>{};
   if (call.info.rule && returns_tensors) results = global_results(call);
   if (call.info.rule && results && !misfit(call, *results)) {
-    auto decision = decide(*call.info.rule->rule, describe(call, std::move(*results)));
+    auto decision = decide(*call.info.rule->rule, describe(call, std::move(*results)), decide_options());
     if (!decision) {
       prepared->out_of_place = plain_form(call.info);
       if (!prepared->out_of_place) refuse(call, decision.reason());

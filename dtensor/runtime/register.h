@@ -10,6 +10,7 @@ namespace dtensor {
 void ensure_registered();
 
 // Operators with a kernel of their own.
+void register_nll_loss2d();
 void register_reshape();
 void register_composites();
 void register_random();

@@ -1,5 +1,6 @@
 // What an operator's results will be as a whole: asked of libtorch's meta kernels, else known here, else tried out.
 #include <ATen/ExpandUtils.h>
+#include <ATen/WrapDimUtils.h>
 #include <ATen/core/List.h>
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty_strided.h>
@@ -153,14 +154,23 @@ enum class Look : std::uint8_t {
   kLayerNorm,          // the input, and mean and rstd over its normalized dims
   kLayerNormBackward,  // like the input, the weight and the bias
   kBool,               // the first operand, as bool
+  kReal,               // the first operand, as real numbers
   kBroadcast,          // all operands together, the type that they are promoted to
+  kBroadcastBool,      // all operands together, as bool
   kBroadcast12,        // the second and the third (where)
   kScalar,             // one number of the first operand's type
+  kReduced,            // the first operand without the dims that the rule's words name
+  kEmbedding,          // rows of the first operand for the second
+  kEmbeddingBackward,  // as many rows as the third argument says
+  kSelected,           // the first operand with the second's number of elements along a dim
 };
 
 const std::map<std::string_view, Look>& looks() {
   static const std::map<std::string_view, Look> table = {
+      {"aten::abs", Look::kReal},
       {"aten::dot", Look::kScalar},
+      {"aten::embedding", Look::kEmbedding},
+      {"aten::embedding_dense_backward", Look::kEmbeddingBackward},
       {"aten::flip", Look::kLike0},
       {"aten::hardswish", Look::kLike0},
       {"aten::hardswish_", Look::kLike0},
@@ -168,9 +178,14 @@ const std::map<std::string_view, Look>& looks() {
       {"aten::hardtanh", Look::kLike0},
       {"aten::hardtanh_", Look::kLike0},
       {"aten::hardtanh_backward", Look::kLike1},
+      {"aten::index_select", Look::kSelected},
       {"aten::isnan", Look::kBool},
       {"aten::log_sigmoid_backward", Look::kLike1},
+      {"aten::logical_and", Look::kBroadcastBool},
+      {"aten::logical_or", Look::kBroadcastBool},
+      {"aten::logical_xor", Look::kBroadcastBool},
       {"aten::logit", Look::kLike0},
+      {"aten::logsumexp", Look::kReduced},
       {"aten::max", Look::kScalar},
       {"aten::min", Look::kScalar},
       {"aten::mse_loss_backward", Look::kLike1},
@@ -182,6 +197,10 @@ const std::map<std::string_view, Look>& looks() {
       {"aten::roll", Look::kLike0},
       {"aten::rrelu_with_noise_backward", Look::kLike1},
       {"aten::rsub.Tensor", Look::kBroadcast},
+      {"aten::std.correction", Look::kReduced},
+      {"aten::std_mean.correction", Look::kReduced},
+      {"aten::var.correction", Look::kReduced},
+      {"aten::var_mean.correction", Look::kReduced},
       {"aten::vdot", Look::kScalar},
       {"aten::where.self", Look::kBroadcast12},
   };
@@ -226,6 +245,44 @@ GlobalResults layer_norm_backward(const LocalCall& call) {
   return results;
 }
 
+// By the words of the row; of a complex tensor variances are real and means are not. Of integers libtorch has its own
+// ideas, by version.
+GlobalResults reduced(const LocalCall& call) {
+  const TensorMeta& input = call.operands[0].payload->spec.meta();
+  if (is_integral(input.dtype())) return std::nullopt;
+  const OpRule& rule = *call.info.rule->rule;
+  const c10::IValue& named = call.arg(*rule.dims_arg);
+  const bool keep = call.arg(*rule.keepdim_arg).toBool();
+  std::vector<bool> gone(input.shape().size(), !named.isIntList() || named.toIntList().empty());
+  if (named.isIntList()) {
+    for (const std::int64_t d : named.toIntVector()) {
+      gone[static_cast<std::size_t>(at::maybe_wrap_dim(d, input.ndim()))] = true;
+    }
+  }
+  Dims shape;
+  for (std::size_t d = 0; d < gone.size(); ++d) {
+    if (!gone[d] || keep) shape.push_back(gone[d] ? 1 : input.shape()[d]);
+  }
+  const bool real = call.info.name != "aten::logsumexp";
+  const DType first = real ? dtype_of(c10::toRealValueType(scalar_type_of(input.dtype()))) : input.dtype();
+  std::vector<std::optional<TensorMeta>> results = {TensorMeta(shape, first)};
+  if (call.info.returns.size() == 2) results.emplace_back(TensorMeta(shape, input.dtype()));
+  return results;
+}
+
+Dims with_last(Dims shape, std::int64_t size) {
+  shape.push_back(size);
+  return shape;
+}
+
+TensorMeta selected(const LocalCall& call) {
+  const TensorMeta& self = call.operands[0].payload->spec.meta();
+  Dims shape = self.shape();
+  if (shape.empty()) return self;
+  shape[at::maybe_wrap_dim(call.arg(1).toInt(), self.ndim())] = call.operands[1].payload->spec.meta().numel();
+  return {shape, self.dtype()};
+}
+
 GlobalResults from_table(const LocalCall& call) {
   const auto look = looks().find(call.info.name);
   if (look == looks().end()) return std::nullopt;
@@ -242,12 +299,25 @@ GlobalResults from_table(const LocalCall& call) {
       return layer_norm_backward(call);
     case Look::kBool:
       return One{row_major(meta(0), DType::kBool)};
+    case Look::kReal:
+      return One{TensorMeta(meta(0).shape(), meta(0).stride(),
+                            dtype_of(c10::toRealValueType(scalar_type_of(meta(0).dtype()))))};
     case Look::kBroadcast:
       return One{broadcast(call, 0, call.operands.size())};
+    case Look::kBroadcastBool:
+      return One{row_major(broadcast(call, 0, call.operands.size()), DType::kBool)};
     case Look::kBroadcast12:
       return One{broadcast(call, 1, 3)};
     case Look::kScalar:
       return One{TensorMeta({}, meta(0).dtype())};
+    case Look::kReduced:
+      return reduced(call);
+    case Look::kEmbedding:
+      return One{TensorMeta(with_last(meta(1).shape(), meta(0).shape()[1]), meta(0).dtype())};
+    case Look::kEmbeddingBackward:
+      return One{TensorMeta({call.arg(2).toInt(), meta(0).shape()[meta(1).shape().size()]}, meta(0).dtype())};
+    case Look::kSelected:
+      return One{selected(call)};
   }
   return std::nullopt;
 }

@@ -208,6 +208,7 @@ TEST(PropagatePlay, EveryCandidateGivesWhatTheWholeGives) {
         ASSERT_TRUE(chosen);
         ASSERT_EQ(shown(played.call, chosen), shown(played.call, all->front().decision));
         for (const Candidate& candidate : *all) {
+          if (!candidate.decision.local.algorithm.empty()) continue;  // not by the kernels here: see tests/runtime
           const auto wrong = mismatch(played.call, candidate.decision, played.operands, kernels(), random);
           ASSERT_FALSE(wrong) << shape.name << ": " << shown(played.call, candidate.decision) << ": " << *wrong;
           ++decisions;

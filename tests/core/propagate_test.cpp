@@ -250,13 +250,94 @@ TEST(Propagate, Losses) {
             "R | S(0) | S(0) | R -> S(0)");
 }
 
+// Dims that must be whole may be cut all the same where an algorithm is cheaper than moving the operand.
+TEST(Propagate, AlgorithmsCompeteByCost) {
+  const auto softmax = [](const char* x, const char* out) {
+    return decided("aten::_softmax", {x, i(1), flag(false)}, {out});
+  };
+  EXPECT_EQ(softmax("f32[512,32768] @ 8(x) : S(1)", "f32[512,32768]"), "S(1) -> S(1); softmax over 0");
+  EXPECT_EQ(softmax("f32[512,32768] @ 8(x) : S(0)", "f32[512,32768]"), "S(0) -> S(0)");
+  EXPECT_EQ(softmax("f32[512,32768] @ 2x4(a,b) : S(0),S(1)", "f32[512,32768]"),
+            "S(0),S(1) -> S(0),S(1); softmax over 1");
+  EXPECT_EQ(softmax("f32[512,32768] @ 2x4(a,b) : S(1)[1],S(1)[0]", "f32[512,32768]"),
+            "S(1)[1],S(1)[0] -> S(1)[1],S(1)[0]; softmax over 0,1");
+  // Slices that are as large as what moving brings.
+  EXPECT_EQ(softmax("f32[65536,8] @ 8(x) : S(1)", "f32[65536,8]"), "S(1)>S(0) -> S(0)");
+  EXPECT_EQ(softmax("f32[15,8] @ 2(x) : S(1)", "f32[15,8]"), "S(1)>S(0) -> S(0)");
+  // On one rank nothing needs to be said.
+  EXPECT_EQ(softmax("f32[512,32768] @ 1(x) : S(1)", "f32[512,32768]"), "S(1)>R -> R");
+  // An algorithm of a linear operator is linear.
+  EXPECT_EQ(decided("aten::_log_softmax_backward_data",
+                    {"f32[512,32768] @ 2x4(a,b) : P,S(1)", "f32[512,32768] @ 2x4(a,b) : R,S(1)", i(1),
+                     StaticArg::dtype(DType::kF32)},
+                    {"f32[512,32768]"}),
+            "P(sum),S(1) | R,S(1) -> P(sum),S(1); log_softmax_backward over 1");
+  // Results that lack the dim come out reduced.
+  EXPECT_EQ(decided("aten::max.dim", {"f32[512,32768] @ 4(x) : S(1)", i(1), flag(false)}, {"f32[512]", "i64[512]"}),
+            "S(1) -> R | R; max_dim over 0");
+  EXPECT_EQ(
+      decided("aten::linalg_vector_norm", {"f32[1048576] @ 4(x) : S(0)", num(2), kNone, flag(false), kNone}, {"f32[]"}),
+      "S(0) -> R; vector_norm over 0");
+  EXPECT_EQ(decided("aten::topk", {"f32[512,32768] @ 4(x) : S(1)", i(8), i(1), flag(true), flag(true)},
+                    {"f32[512,8]", "i64[512,8]"}),
+            "S(1) -> R | R; topk over 0");
+  EXPECT_EQ(decided("aten::native_layer_norm",
+                    {"f32[512,32768] @ 2x4(a,b) : S(0),S(1)", ints({32768}), "f32[32768] @ 2x4(a,b) : R,S(0)",
+                     "f32[32768] @ 2x4(a,b) : R,R", num(1e-5)},
+                    {"f32[512,32768]", "f32[512,1]", "f32[512,1]"}),
+            "S(0),S(1) | R,S(0) | R,R>R,S(0) -> S(0),S(1) | S(0),R | S(0),R; layer_norm over 1");
+  EXPECT_EQ(decided("aten::cumsum", {"f32[512,32768] @ 4(x) : S(1)", i(1), kNone}, {"f32[512,32768]"}),
+            "S(1) -> S(1); cumsum over 0");
+  // One run on every rank, or not at all.
+  EXPECT_EQ(decided("aten::cumsum", {"f32[512,(2*16384)] @ 4(x) : S(1.1)", i(1), kNone}, {"f32[512,32768]"}),
+            "S(1.1)>S(0) -> S(0)");
+  EXPECT_EQ(decided("aten::cumsum_", {"f32[6,8] @ 2(x) : S(1)", i(1), kNone}, {"f32[6,8]"}),
+            "S(1) -> S(1); cumsum over 0");
+}
+
+TEST(Propagate, LossesOfCutClassesAndBatches) {
+  const auto nll = [](const char* x, const char* target, std::int64_t reduction, const char* out) {
+    return decided("aten::nll_loss_forward", {x, target, Absent{}, i(reduction), i(-100)}, {out, "f32[]"});
+  };
+  const char* classes = "f32[512,32768] @ 2x4(a,b) : S(0),S(1)";
+  EXPECT_EQ(nll(classes, "i64[512] @ 2x4(a,b) : S(0),R", 1, "f32[]"),
+            "S(0),S(1) | S(0),R -> R,R | R,R; nll_loss over 0,1");
+  EXPECT_EQ(nll(classes, "i64[512] @ 2x4(a,b) : S(0),R", 2, "f32[]"),
+            "S(0),S(1) | S(0),R -> P(sum),R | P(sum),R; empty gives sum; nll_loss over 1");
+  EXPECT_EQ(nll(classes, "i64[512] @ 2x4(a,b) : S(0),R", 0, "f32[512]"),
+            "S(0),S(1) | S(0),R -> S(0),R | P(sum),R; empty gives sum; nll_loss over 1");
+  EXPECT_EQ(decided("aten::nll_loss_backward",
+                    {"f32[] @ 2x4(a,b) : R,R", classes, "i64[512] @ 2x4(a,b) : S(0),R", Absent{}, i(1), i(-100),
+                     "f32[] @ 2x4(a,b) : R,R"},
+                    {"f32[512,32768]"}),
+            "R,R | S(0),S(1) | S(0),R | R,R -> S(0),S(1); nll_loss_backward over 1");
+}
+
+// A kernel that knows where its part lies needs no choice.
+TEST(Propagate, LookingUpWhereTheTableIsCut) {
+  const auto index_select = [](const char* x) {
+    return decided("aten::index_select", {x, i(0), "i64[9] @ 2x2(a,b) : R,R"}, {"f32[9,6]"});
+  };
+  EXPECT_EQ(index_select("f32[8,6] @ 2x2(a,b) : S(0),S(1)"), "S(0),S(1) | R,R -> P(sum),S(1); index_select over 0");
+  EXPECT_EQ(index_select("f32[8,6] @ 2x2(a,b) : S(0),P"), "S(0),P(sum) | R,R -> P(sum),P(sum); index_select over 0");
+  EXPECT_EQ(decided("aten::index_add_",
+                    {"f32[8,6] @ 2(x) : S(0)", i(0), "i64[9] @ 2(x) : R", "f32[9,6] @ 2(x) : R", num(1)}, {"f32[8,6]"}),
+            "S(0) | R | R -> S(0); index_add over 0");
+  // As many indices as places do not make them the same dim.
+  EXPECT_EQ(decided("aten::gather", {"f32[8] @ 2(x) : S(0)", i(0), "i64[8] @ 2(x) : R", flag(false)}, {"f32[8]"}),
+            "S(0) | R -> P(sum); gather over 0");
+  // There is no sum of bools.
+  EXPECT_EQ(decided("aten::gather", {"bool[8] @ 2(x) : S(0)", i(0), "i64[8] @ 2(x) : R", flag(false)}, {"bool[8]"}),
+            "S(0)>R | R -> R");
+}
+
 TEST(Propagate, LookingUpAndJoining) {
   const auto embedding = [](const char* w, const char* ids) {
     return decided("aten::embedding", {w, ids}, {"f32[4,3,6]"});
   };
   EXPECT_EQ(embedding("f32[50,6] @ 2(x) : R", "i64[4,3] @ 2(x) : S(0)"), "R | S(0) -> S(0)");
   EXPECT_EQ(embedding("f32[50,6] @ 2(x) : S(1)", "i64[4,3] @ 2(x) : R"), "S(1) | R -> S(2)");
-  EXPECT_EQ(embedding("f32[50,6] @ 2(x) : S(0)", "i64[4,3] @ 2(x) : R"), "S(0)>S(1) | R -> S(2)");
+  EXPECT_EQ(embedding("f32[50,6] @ 2(x) : S(0)", "i64[4,3] @ 2(x) : R"), "S(0) | R -> P(sum); embedding over 0");
   const auto backward = [](const char* g, const char* ids, bool by_frequency) {
     return decided("aten::embedding_dense_backward", {g, ids, i(50), i(-1), flag(by_frequency)}, {"f32[50,6]"});
   };

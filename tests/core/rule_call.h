@@ -80,6 +80,7 @@ inline std::string shown(const OpCall& call, const OrReason<Decision>& decision)
                 ? ", others keep"
                 : ", others identity of " + std::string(to_string(local.others_op));
   }
+  if (!local.algorithm.empty()) text += "; " + local.algorithm + " over " + join_numbers(local.algorithm_dims);
   if (decision->alias) text += "; alias";
   return text;
 }

@@ -88,6 +88,8 @@ TEST(Rule, RefusesWhatItCannotRead) {
   EXPECT_ERROR(parse_rule({"aten::x", "m->m", "linear(1)"}), kInvalidArgument,
                "[rule] a word names an operand that the pattern lacks; got aten::x: m->m linear(1); expected a row as "
                "in docs/rules.md");
+  EXPECT_ERROR(parse_rule({"aten::x", "#m->m", ""}), kInvalidArgument,
+               "[rule] # and an algorithm need each other; got aten::x: #m->m ; expected a row as in docs/rules.md");
   EXPECT_ERROR(parse_rule({"aten::x", "", ""}), kInvalidArgument,
                "[rule] a row has no pattern; got aten::x:  ; expected a row as in docs/rules.md");
   EXPECT_ERROR(parse_rule({"aten::x", "m->m", "linaer(0)"}), kInvalidArgument,
