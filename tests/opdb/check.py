@@ -115,7 +115,13 @@ class Plain:
         self.outputs, after, self.gradients = call.run(
             [_fresh(t, t.detach().clone()) for t in call.tensors], backward)
         self.outputs = [o.detach() if isinstance(o, torch.Tensor) else o for o in self.outputs]
-        self.changed = [a.detach() if not _same_bits(a.detach(), b) else None for a, b in zip(after, before)]
+        self.after = [t.detach() for t in after]
+        self.changed = [not _same_bits(a, b) for a, b in zip(self.after, before)]
+
+    def looked_at(self, placements):
+        """Arguments whose values are compared after the call: those that the plain run changed, and Partial ones, whose
+        parts may change as long as their sum does not. All others must keep the bits of their parts."""
+        return [i for i, p in enumerate(placements) if self.changed[i] or "P" in p]
 
 
 def _same_bits(a, b):
@@ -149,7 +155,7 @@ def run_rank(call, plain, mesh, layout):
     outputs, after, gradients = call.run(tensors, backward if plain.gradients is not None else None)
     values = [(f"result {i}", _full(o)) for i, o in enumerate(outputs)]
     for i, (tensor, old) in enumerate(zip(after, locals_before)):
-        if plain.changed[i] is not None:
+        if i in plain.looked_at(placements):
             values.append((f"argument {i} afterwards", _full(tensor)))
         elif not _same_bits(dtensor.to_local(tensor.detach()), old):
             raise AssertionError(f"argument {i} was changed; the plain run does not")
@@ -158,9 +164,9 @@ def run_rank(call, plain, mesh, layout):
     return values
 
 
-def expected_values(plain):
+def expected_values(plain, placements=()):
     values = [(f"result {i}", o) for i, o in enumerate(plain.outputs)]
-    values += [(f"argument {i} afterwards", c) for i, c in enumerate(plain.changed) if c is not None]
+    values += [(f"argument {i} afterwards", plain.after[i]) for i in plain.looked_at(placements)]
     values += [(f"gradient {i}", g) for i, g in enumerate(plain.gradients or [])]
     return values
 
@@ -184,7 +190,7 @@ def _difference(got, expected, random=False):
     return None
 
 
-def judge(slots, plain):
+def judge(slots, plain, placements):
     """(kind, text) of what all ranks came to."""
     errors = [s[1] for s in slots if s[0] == "error"]
     if errors:
@@ -192,7 +198,7 @@ def judge(slots, plain):
             texts = [s[1] if s[0] == "error" else "ok" for s in slots]
             return "ranks disagree", _joined(texts)
         return kind_of_error(errors[0]), errors[0]
-    expected = expected_values(plain)
+    expected = expected_values(plain, placements)
     for rank, (_, values) in enumerate(slots):
         if [n for n, _ in values] != [n for n, _ in expected]:
             return "wrong value", f"rank {rank}: {[n for n, _ in values]}, plain {[n for n, _ in expected]}"
@@ -277,7 +283,7 @@ class Round:
             self.slots[world.rank] = slot
             self.barrier.wait(LIMIT if slot[0] == "ok" else LIMIT_OF_ERROR)
             if world.rank == 0:
-                kind, text = judge(self.slots, self.plain)
+                kind, text = judge(self.slots, self.plain, effective(case["layout"], self.call.tensors))
                 self.report(case, kind, text)
                 self.apart = kind == "ranks disagree"
                 self.done += 1
