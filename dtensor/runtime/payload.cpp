@@ -1,5 +1,6 @@
 #include "dtensor/runtime/payload.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -138,7 +139,10 @@ at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec,
 
 at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh) {
   const Spec spec = Spec::make(meta_of(plain), *mesh, Placements(static_cast<std::size_t>(mesh->ndim()), Replicate()));
-  return wrap(mesh->contains_me() ? plain : at::Tensor(), spec, mesh, {.shared = true});
+  if (!mesh->contains_me()) return wrap(at::Tensor(), spec, mesh, {.shared = true});
+  // Zeros without memory, which libtorch makes in backward passes, have nothing that could be sent.
+  const at::Tensor local = plain._is_zerotensor() ? at::zeros(plain.sizes(), plain.options()) : plain;
+  return wrap(local, spec, mesh, {.shared = true});
 }
 
 void take_over(const at::Tensor& handle, const at::Tensor& value) {

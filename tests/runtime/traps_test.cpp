@@ -202,6 +202,16 @@ TEST(Traps, DoubleBackwardAndAccumulation) {
   });
 }
 
+// The gradient of sgn is a tensor of zeros that has no memory.
+TEST(Traps, ZerosWithoutMemoryAreGradients) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor x = rows(numbers({5, 3}).requires_grad_(true), mesh);
+    at::sgn(x).sum().backward();
+    EXPECT_EQ(DTensor(x.grad()).placements(), Placements{Shard(0)});
+    EXPECT_TRUE(at::equal(whole(x.grad()), at::zeros({5, 3}, at::kDouble)));
+  });
+}
+
 TEST(Traps, OutForms) {
   on_two([](const DeviceMesh& mesh) {
     const at::Tensor a = numbers({4, 6}), b = numbers({4, 6}, 0.7);
