@@ -307,9 +307,9 @@ std::shared_ptr<Execution> start(const DeviceMesh& mesh, const Plan& plan, const
   const auto device = mesh.device() == DeviceKind::kCuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
   auto program = mesh.context()->part<ProgramCache>().find_or_make(mesh, plan);
   if (communication_is_watched()) watch(*program);
-  // What is sent are the values, not memory that is yet to be conjugated or negated.
-  const bool lazy = local.defined() && (local.is_conj() || local.is_neg());
-  return std::make_shared<Execution>(std::move(program), lazy ? local.resolve_conj().resolve_neg() : local, device);
+  // What is sent are the values, not memory that is yet to be conjugated or negated, or zeros that have none.
+  const bool lazy = local.defined() && (local.is_conj() || local.is_neg() || local._is_zerotensor());
+  return std::make_shared<Execution>(std::move(program), lazy ? local.clone() : local, device);
 }
 
 at::Tensor execute(const DeviceMesh& mesh, const Plan& plan, const at::Tensor& local) {

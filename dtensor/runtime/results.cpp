@@ -322,10 +322,27 @@ GlobalResults from_table(const LocalCall& call) {
   return std::nullopt;
 }
 
+// Batch norms: meta kernels promise the batch's statistics, which the kernels give in training alone.
+void drop_statistics(const LocalCall& call, std::vector<std::optional<TensorMeta>>& results) {
+  static constexpr std::pair<std::string_view, std::size_t> kTraining[] = {
+      {"aten::native_batch_norm", 5},
+      {"aten::_native_batch_norm_legit", 5},
+      {"aten::_native_batch_norm_legit.no_stats", 3}};
+  for (const auto& [name, training] : kTraining) {
+    if (call.info.name != name || call.arg(training).toBool()) continue;
+    for (std::size_t r = 1; r < results.size(); ++r) {
+      if (results[r]) results[r] = TensorMeta(Dims{0}, results[r]->dtype());
+    }
+  }
+}
+
 }  // namespace
 
 GlobalResults global_results(const LocalCall& call) {
-  if (auto results = from_meta_kernel(call)) return results;
+  if (auto results = from_meta_kernel(call)) {
+    drop_statistics(call, *results);
+    return results;
+  }
   if (auto results = from_table(call)) return results;
   return from_probe(call);
 }
