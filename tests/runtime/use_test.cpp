@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <sstream>
 
 #include "dtensor/comm/world.h"
 #include "dtensor/runtime/accumulate.h"
@@ -188,7 +189,8 @@ TEST(WrongUse, SaysWhatIsWrong) {
         {"[from_local] the local tensor is not this rank's part", "got [3,4]", "expected ["});
     says([&] { DTensor handle{numbers({2})}; },
          {"[DTensor] the tensor is not distributed", "f64[2] on cpu", "try distribute_tensor or from_local"});
-    says([&] { a.data_ptr(); }, {"a distributed tensor has no data of its own", "try to_local()"});
+    std::ostringstream stream;
+    says([&] { torch::save(a, stream); }, {"a distributed tensor has no data of its own", "try to_local()"});
     says([&] { a.resize_({2, 2}); }, {"[aten::resize_] a distributed tensor's memory cannot be exchanged"});
     says(
         [&] {
