@@ -404,6 +404,7 @@ TEST(AlgorithmEdges, HalfIsSummedInFloat) {
     const at::Tensor x = numbers({3, 500}).mul(4).to(type);
     expect_like_plain(
         x, [](const at::Tensor& t) { return t.to(at::kFloat).softmax(1).to(t.scalar_type()); }, 1e-3);
+    if (type == at::kHalf && TORCH_VERSION_MAJOR < 2) continue;  // libtorch 1.13 has none of the rest
     expect_like_plain(
         x, [](const at::Tensor& t) { return t.cumsum(1).to(at::kFloat); }, 0.05);
     expect_like_plain(x, [](const at::Tensor& t) { return t.argmax(1); });
