@@ -507,7 +507,7 @@ bool accumulate(LocalCall& call) {
   const c10::IValue& factor = call.arg(2);
   if (!factor.isInt() || factor.toInt() != 1) return false;
   if (!add_unreduced(*call.operands[0].payload, *call.operands[1].payload)) return false;
-  torch::jit::drop(call.stack, call.info.args.size());
+  drop_arguments(call);
   call.stack.emplace_back(call.operands[0].tensor);
   return true;
 }
