@@ -12,6 +12,8 @@
 #include "dtensor/core/view.h"
 #ifdef DTENSOR_HAS_TORCH
 #include "dtensor/comm/world.h"
+#include "dtensor/parallel/fully_shard.h"
+#include "dtensor/parallel/styles.h"
 #include "dtensor/runtime/accumulate.h"
 #include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/explain.h"

@@ -483,6 +483,12 @@ DeviceMesh::DeviceMesh(Mesh mesh, DeviceKind device, std::int64_t rank, std::int
   coordinate_ = Mesh::coordinate(rank);
 }
 
+DeviceMesh DeviceMesh::with(Mesh mesh) const {
+  DeviceMesh result(std::move(mesh), device_, rank_, world_size_, context_);
+  result.root_ = root_ ? root_ : std::make_shared<const DeviceMesh>(*this);
+  return result;
+}
+
 std::int64_t DeviceMesh::local_rank() const {
   if (ndim() != 1) {
     fail_invalid(

@@ -122,6 +122,8 @@ class DeviceMesh : public Mesh {
   using Mesh::coordinate;
   const std::optional<Dims>& coordinate() const noexcept { return coordinate_; }
   bool contains_me() const noexcept { return coordinate_.has_value(); }
+  // The mesh that this one was sliced from, or flattened or unflattened of, and so on up; itself when it was made whole.
+  const DeviceMesh& root() const noexcept { return root_ ? *root_ : *this; }
   // My index on a mesh dim. The first form is for 1-D meshes.
   std::int64_t local_rank() const;
   std::int64_t local_rank(std::int64_t dim) const;
@@ -149,13 +151,14 @@ class DeviceMesh : public Mesh {
   }
 
  private:
-  DeviceMesh with(Mesh mesh) const { return DeviceMesh(std::move(mesh), device_, rank_, world_size_, context_); }
+  DeviceMesh with(Mesh mesh) const;
 
   DeviceKind device_;
   std::int64_t rank_;
   std::int64_t world_size_;
   std::optional<Dims> coordinate_;
   std::shared_ptr<RankContext> context_;
+  std::shared_ptr<const DeviceMesh> root_;  // null: this one
 };
 
 }  // namespace dtensor

@@ -262,6 +262,35 @@ Spec expect_spec(OrReason<Spec> spec, std::string_view where) {
   return *spec;
 }
 
+Spec with_placement_on(const Spec& spec, std::int64_t mesh_dim, const Placement& placement) {
+  DimLayouts dims = spec.dims();
+  for (DimLayout& dim : dims) {
+    for (Factor& factor : dim) {
+      Cuts others;
+      for (const Cut& cut : factor.cuts) {
+        if (cut.mesh_dim != mesh_dim) others.push_back(cut);
+      }
+      factor.cuts = others;
+    }
+  }
+  Partials partials = spec.partials();
+  partials[static_cast<std::size_t>(mesh_dim)].reset();
+  if (placement.is_partial()) partials[static_cast<std::size_t>(mesh_dim)] = placement.op();
+  if (placement.is_shard()) {
+    const auto ndim = static_cast<std::int64_t>(dims.size());
+    const std::int64_t dim = placement.dim() < 0 ? placement.dim() + ndim : placement.dim();
+    if (dim < 0 || dim >= ndim || placement.kind() != Placement::Kind::kShard) {
+      fail_invalid("with_placement_on", {.what = "a placement that the tensor cannot take here",
+                                      .got = placement.to_string() + " on mesh dim " + std::to_string(mesh_dim) +
+                                             " of " + spec.to_string(),
+                                      .expected = "R, P, or a plain S of one of its dims"});
+    }
+    dims[static_cast<std::size_t>(dim)][0].cuts.push_back(
+        {static_cast<std::int32_t>(mesh_dim), spec.mesh().size(mesh_dim)});
+  }
+  return expect_spec(Spec::from_dims(spec.meta(), spec.mesh(), dims, partials), "with_placement_on");
+}
+
 const TensorMeta& Spec::meta() const noexcept { return data_->key().meta; }
 const Mesh& Spec::mesh() const noexcept { return data_->key().mesh; }
 const DimLayouts& Spec::dims() const noexcept { return data_->key().dims; }

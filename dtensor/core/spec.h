@@ -106,6 +106,9 @@ std::vector<ShardStep> shard_steps(const Spec& spec, const Dims& coordinate);
 // sizes to be found: an error when no chunk-rule tensor has them. Only for plain Shards, in mesh order.
 Dims global_shape_from_locals(const Mesh& mesh, const Placements& placements, const std::vector<Dims>& locals);
 
+// The same layout but for one mesh dim, which from now on does this. A Shard cuts what the others leave, as the last.
+Spec with_placement_on(const Spec& spec, std::int64_t mesh_dim, const Placement& placement);
+
 // The refusal of from_dims as an error, for callers that cannot go on without.
 Spec expect_spec(OrReason<Spec> spec, std::string_view where);
 

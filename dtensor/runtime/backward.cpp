@@ -8,6 +8,7 @@
 #endif
 
 #include "dtensor/runtime/accumulate.h"
+#include "dtensor/runtime/buckets.h"
 #include "dtensor/runtime/redistribute.h"
 
 namespace dtensor {
@@ -32,51 +33,65 @@ bool in_backward() {
 #endif
 }
 
+bool accumulating() { return c10::ThreadLocalDebugInfo::get(accumulation_kind()) != nullptr; }
+
 GradientAccumulation::GradientAccumulation() : guard_(accumulation_kind(), std::make_shared<c10::DebugInfoBase>()) {}
 
 namespace {
 
-using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
 // While gradients are accumulated, and when this one meets one that was.
 bool stays_unreduced(const WeakTensor& leaf, const at::Tensor& gradient, const Spec& home) {
   if (payload_of(gradient).spec == home || gradient.requires_grad()) return false;
-  if (c10::ThreadLocalDebugInfo::get(accumulation_kind())) return true;
+  if (accumulating()) return true;
   auto impl = leaf.lock();
   if (!impl) return false;
   const at::Tensor sum = at::Tensor(std::move(impl)).grad();
   return has_payload(sum) && payload_of(sum).unreduced().has_value();
 }
 
-at::Tensor left_unreduced(const at::Tensor& gradient, const Spec& home, std::shared_ptr<const DeviceMesh> mesh) {
-  at::Tensor result = wrap(at::Tensor(), home, std::move(mesh));
+}  // namespace
+
+at::Tensor left_unreduced(const at::Tensor& gradient, const Spec& home, std::shared_ptr<GradientBucket> bucket) {
   Payload& payload = payload_of(gradient);
-  payload_of(result).set_unreduced({payload.spec, payload.local()});
+  at::Tensor result = wrap(at::Tensor(), home, payload.mesh);
+  payload_of(result).set_unreduced({payload.spec, payload.local(), std::move(bucket)});
   return result;
 }
-
-}  // namespace
 
 void bring_gradient_home(const at::Tensor& tensor, Payload& payload) {
   if (!tensor.requires_grad() || !tensor.is_leaf()) return;
   const void* state = torch::autograd::impl::get_autograd_meta(tensor);
   if (payload.hooked == state) return;
   payload.hooked = state;
-  tensor.register_hook([home = home_of(payload.spec), mesh = payload.mesh,
+  if (!payload.traits) payload.traits = std::make_shared<ParameterTraits>();
+  tensor.register_hook([here = home_of(payload.spec), mesh = payload.mesh, traits = payload.traits,
                         leaf = WeakTensor(tensor.getIntrusivePtr())](const at::Tensor& gradient) {
     if (!gradient.defined()) return gradient;
+    const Spec& home = traits->home ? *traits->home : here;
     if (!has_payload(gradient)) {
       // libtorch's own (of max.dim and the like), the same on all ranks.
       return gradient.requires_grad() ? gradient : redistribute(as_replica(gradient, mesh), home, mesh, {});
     }
-    if (stays_unreduced(leaf, gradient, home)) return left_unreduced(gradient, home, mesh);
-    return redistribute(gradient, home, mesh, {.async = true});
+    const std::shared_ptr<GradientBucket>& bucket = traits->bucket;
+    if (bucket && bucket->takes(gradient, home)) return bucket->arrived(gradient, home);
+    if (stays_unreduced(leaf, gradient, home)) return left_unreduced(gradient, home);
+    // Of the type that libtorch knows the leaf by.
+    const Spec to = home.meta().dtype() == payload_of(gradient).spec.meta().dtype()
+                        ? home
+                        : with_dtype(home, gradient.scalar_type());
+    return redistribute(gradient, to, mesh, {.async = true});
   });
 }
 
 bool add_unreduced(Payload& sum, Payload& more) {
   auto& into = sum.unreduced();
   const auto& from = more.unreduced();
+  // What is there was reduced: this comes on top, with the rest of its bucket.
+  if (!into && from && from->bucket) {
+    static_cast<void>(sum.local());
+    sum.set_unreduced(*from);
+    return true;
+  }
   if (!into || !from || !(into->spec == from->spec)) return false;
   // Not in place: the part may be another leaf's too.
   if (into->local.defined()) into->local = into->local.add(from->local);

@@ -7,6 +7,14 @@ namespace dtensor {
 // Is this thread running a backward pass? libtorch mixes plain tensors in there. Slow.
 bool in_backward();
 
+// Was this backward pass started under a GradientAccumulation?
+bool accumulating();
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+// The gradient as it is, shown as one that lies at `home`.
+at::Tensor left_unreduced(const at::Tensor& gradient, const Spec& home, std::shared_ptr<GradientBucket> bucket = {});
+
 // When the tensor is a leaf that needs a gradient: from now on its gradient arrives in its own placement (Replicate
 // where it is Partial), its redistribution started as soon as the gradient is there.
 void bring_gradient_home(const at::Tensor& tensor, Payload& payload);

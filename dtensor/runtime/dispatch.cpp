@@ -77,9 +77,35 @@ void for_each_tensor(const LocalCall& call, Fn fn) {
 
 }  // namespace
 
+namespace {
+
+// Operators on tensors of one shape, as an optimizer's are, read a parameter as it lies: no gathering helps them.
+bool reads_as_it_lies(const LocalCall& call) {
+  if (call.info.returns_alias) return false;
+  const at::Tensor* first = nullptr;
+  bool alike = true;
+  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t, std::size_t) {
+    if (tensor.dim() == 0) return;
+    if (first && first->sizes() != tensor.sizes()) alike = false;
+    if (!first) first = &tensor;
+  });
+  return alike;
+}
+
+void gather_unit(const LocalCall& call, const at::Tensor& tensor, bool written) {
+  using Use = GatherUnit::Use;
+  static_cast<void>(payload_for(tensor, written ? Use::kWrite : reads_as_it_lies(call) ? Use::kLook : Use::kRead));
+}
+
+}  // namespace
+
 void collect(LocalCall& call) {
   for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t item) {
     Payload* payload = has_payload(tensor) ? &payload_of(tensor) : nullptr;
+    if (payload && payload->unit) {
+      gather_unit(call, tensor, call.info.args[arg].written);
+      payload = &payload_of(tensor);
+    }
     if (payload && !call.mesh) call.mesh = payload->mesh;
     if (payload && at::GradMode::is_enabled()) bring_gradient_home(tensor, *payload);
     if (payload && payload->lost_alias && call.info.args[arg].written) {
@@ -360,9 +386,14 @@ class Results {
     // An operator that was run as it is returns an alias of what lies here.
     const bool as_it_is = !prepared_.moves && decision.local.is_same() && !prepared_.other_op;
     const bool view = call_.info.returns_alias && (decision.alias || as_it_is);
-    if (view) options.base = &call_.operands[0].tensor;
+    if (view) {
+      options.base = &call_.operands[0].tensor;
+      const auto& traits = call_.operands[0].payload->traits;
+      if (traits && traits->style) options.traits = traits;
+    }
     at::Tensor result = wrap(local, *decision.outputs[output], call_.mesh, options);
     if (call_.info.returns_alias && !view) payload_of(result).lost_alias = true;
+    if (view && call_.operands[0].payload->unit) payload_of(result).unit = call_.operands[0].payload->unit;
     return result;
   }
 
@@ -667,6 +698,7 @@ void ensure_registered() {
     register_reshape();
     register_composites();
     register_random();
+    register_styled();
   });
 }
 

@@ -1,15 +1,18 @@
 #include "dtensor/runtime/module.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <set>
 #include <utility>
 #include <vector>
 
 #include "dtensor/core/error.h"
+#include "dtensor/runtime/buckets.h"
 #include "dtensor/runtime/factories.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/payload.h"
+#include "dtensor/runtime/redistribute.h"
 
 namespace dtensor {
 namespace {
@@ -74,6 +77,36 @@ void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const
   convert(tensor, mesh, placements, options);
 }
 
+void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const Spec& spec) {
+  const at::NoGradGuard no_grad;
+  const auto shared = std::make_shared<const DeviceMesh>(mesh);
+  const at::Tensor gradient = tensor.grad();
+  if (tensor.is_meta()) {
+    at::Tensor local;
+    if (mesh.contains_me()) {
+      const Dims shape = spec.local_shape(*mesh.coordinate());
+      local = at::empty({shape.data(), shape.size()}, 
+                        tensor.options().device(mesh.device() == DeviceKind::kCuda ? at::kCUDA : at::kCPU));
+    }
+    take_over(tensor, wrap(local, spec, shared));
+    return;
+  }
+  const auto laid_out = [&](const at::Tensor& value, const Spec& to) {
+    const at::Tensor whole = has_payload(value) ? value : as_replica(value, shared);
+    const at::Tensor result = redistribute_now(whole, to, shared, {});
+    // Memory of its own: what it was made of is let go.
+    return has_payload(value) || !mesh.contains_me() ? result : wrap(payload_of(result).local().clone(), to, shared);
+  };
+  if (!is_dtensor(tensor)) check_own_memory("tensor", tensor);
+  const std::shared_ptr<ParameterTraits> traits = has_payload(tensor) ? payload_of(tensor).traits : nullptr;
+  const void* hooked = has_payload(tensor) ? payload_of(tensor).hooked : nullptr;
+  const at::Tensor value = laid_out(tensor.detach(), spec);
+  take_over(tensor, wrap(payload_of(value).local(), spec, shared, {.traits = traits}));
+  payload_of(tensor).hooked = hooked;
+  if (traits && hooked) traits->home = home_of(spec);
+  if (gradient.defined()) tensor.mutable_grad() = laid_out(gradient, home_of(spec));
+}
+
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PlaceParameter& place,
                        const DistributeModuleOptions& options) {
   const std::vector<Named> tensors = tensors_of(module);
@@ -91,6 +124,9 @@ void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const 
     todo.emplace_back(&named, std::move(placements));
   }
   for (const auto& [named, placements] : todo) convert(named->tensor, mesh, placements, {.source = options.source});
+  std::vector<at::Tensor> leaves;
+  for (const at::Tensor& parameter : module.parameters()) leaves.push_back(parameter);
+  if (options.bucket_bytes > 0) make_buckets(leaves, options.bucket_bytes);
 }
 
 }  // namespace dtensor

@@ -17,6 +17,8 @@ using PlaceParameter = std::function<Placements(const std::string& name, const a
 struct DistributeModuleOptions {
   // The values that all ranks take are this world rank's; without it every rank's own, which must be equal.
   std::optional<std::int64_t> source = {};
+  // Gradients are reduced together, by one collective, up to so many bytes; 0: each by itself.
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;
 };
 
 // Turns every parameter and buffer of the module into a distributed tensor, in place: the module's class, its members
@@ -71,5 +73,7 @@ std::shared_ptr<HookedModule<Impl>> with_hooks(const torch::nn::ModuleHolder<Imp
 // each parameter.
 void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
                          const DistributeOptions& options = {});
+// The same with a spec, for a tensor that is given alike on all ranks, or that is distributed over this mesh already.
+void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const Spec& spec);
 
 }  // namespace dtensor

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dtensor/core/error.h"
+#include "dtensor/runtime/buckets.h"
 #include "dtensor/runtime/compat_impl.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/record.h"
@@ -93,10 +94,14 @@ at::Tensor wrap_storage(c10::intrusive_ptr<PayloadStorage> home, c10::DeviceType
   const auto type = c10::scalarTypeToTypeMeta(scalar_type_of(meta.dtype()));
   const at::IntArrayRef sizes(meta.shape().data(), meta.shape().size());
   const at::IntArrayRef strides(meta.stride().data(), meta.stride().size());
+  c10::DispatchKeySet keys = options.base ? options.base->key_set() : keys_for(device);
+  if (options.traits) {
+    home->payload().traits = options.traits;
+    if (options.traits->style) keys = keys.add(kStyledKey);
+  }
   c10::Storage storage{c10::intrusive_ptr<c10::StorageImpl>(std::move(home))};
-  auto impl = options.base ? c10::make_intrusive<WrapperImpl>(c10::TensorImpl::VIEW, std::move(storage),
-                                                              options.base->key_set(), type)
-                           : c10::make_intrusive<WrapperImpl>(std::move(storage), keys_for(device), type);
+  auto impl = options.base ? c10::make_intrusive<WrapperImpl>(c10::TensorImpl::VIEW, std::move(storage), keys, type)
+                           : c10::make_intrusive<WrapperImpl>(std::move(storage), keys, type);
   impl->set_sizes_and_strides(sizes, strides);
   if (options.shared || options.base) impl->mark_shared();
   forbid_raw_data(*impl);
@@ -106,16 +111,24 @@ at::Tensor wrap_storage(c10::intrusive_ptr<PayloadStorage> home, c10::DeviceType
 }  // namespace
 
 void Payload::settle() {
+  // With the others of its bucket, if it is still the gradient of one: then it is pending now.
+  if (unreduced_ && unreduced_->bucket) unreduced_->bucket->reduce();
+  at::Tensor value;
   if (pending_) {
-    local_ = pending_->result();
-    pending_.reset();
+    value = std::exchange(pending_, nullptr)();
+  } else {
+    const Unreduced from = *std::exchange(unreduced_, std::nullopt);
+    static const std::string* op = new std::string("gradient");
+    static const std::string* reason = new std::string("what was accumulated is reduced at its first use");
+    const CommCause cause(*op, *reason, /*asked=*/true);
+    value = execute(*mesh, make_plan(from.spec, spec), from.local);
   }
-  if (!unreduced_) return;
-  const Unreduced from = *std::exchange(unreduced_, std::nullopt);
-  static const std::string* op = new std::string("gradient");
-  static const std::string* reason = new std::string("what was accumulated is reduced at its first use");
-  const CommCause cause(*op, *reason, /*asked=*/true);
-  local_ = execute(*mesh, make_plan(from.spec, spec), from.local);
+  if (local_.defined()) {
+    local_.add_(value);
+  } else {
+    local_ = std::move(value);
+  }
+  if (unreduced_) settle();
 }
 
 Payload& payload_of(const at::Tensor& tensor) {
@@ -133,7 +146,7 @@ at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec,
                         std::shared_ptr<const DeviceMesh> mesh) {
   const c10::Device device = device_of(*mesh);
   auto home = c10::make_intrusive<PayloadStorage>(at::Tensor(), spec, std::move(mesh), device);
-  home->payload().set_pending(std::move(execution));
+  home->payload().set_pending([execution = std::move(execution)] { return execution->result(); });
   return wrap_storage(std::move(home), device.type(), {});
 }
 
@@ -143,6 +156,11 @@ at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const Devic
   // Zeros without memory, which libtorch makes in backward passes, have nothing that could be sent.
   const at::Tensor local = plain._is_zerotensor() ? at::zeros(plain.sizes(), plain.options()) : plain;
   return wrap(local, spec, mesh, {.shared = true});
+}
+
+void exchange(const at::Tensor& parameter, const at::Tensor& value) {
+  payload_of(value).hooked = payload_of(parameter).hooked;
+  parameter.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
 }
 
 void take_over(const at::Tensor& handle, const at::Tensor& value) {

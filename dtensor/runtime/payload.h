@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -14,6 +15,40 @@ namespace dtensor {
 
 // The backend key of distributed tensors; PrivateUse1 is left to makers of accelerators.
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
+
+class GradientBucket;
+
+// Of weights that have a style (see styled.cpp). libtorch keeps it for wrappers in its own tests, and uses it nowhere.
+inline constexpr c10::DispatchKey kStyledKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+// What a parameter asks of the operators that use it: set by parallel styles.
+class ParameterStyle {
+ public:
+  virtual ~ParameterStyle() = default;
+  // What goes into an operator whose weight the parameter is, and what comes out of it.
+  virtual at::Tensor input(const at::Tensor& x) = 0;
+  virtual at::Tensor output(const at::Tensor& y) = 0;
+};
+
+class Payload;
+
+// Parameters that are gathered together before they are used, and let go afterwards: set by fully_shard.
+class GatherUnit {
+ public:
+  virtual ~GatherUnit() = default;
+  // What is about to be done with `tensor`, a parameter of the unit or what was taken from one while it was gathered: an
+  // operator reads it, or writes it; its value is looked at as it lies; the program takes its part. The tensor may have
+  // another payload afterwards.
+  enum class Use : std::uint8_t { kRead, kWrite, kLook, kMemory };
+  virtual void before_use(const at::Tensor& tensor, Use use) = 0;
+};
+
+// What a parameter has beside its value; stays when its payload is exchanged.
+struct ParameterTraits {
+  std::optional<Spec> home;                // of its gradient, where that is not home_of its spec
+  std::shared_ptr<GradientBucket> bucket;  // with whom its gradient is reduced
+  std::shared_ptr<ParameterStyle> style;
+};
 
 // What a distributed tensor carries. It hangs on the storage, which is what TensorImpl::shallow_copy_from copies: any
 // tensor handle can take it over, and detached tensors share it.
@@ -28,12 +63,16 @@ class Payload {
     if (pending_ || unreduced_) settle();
     return local_;
   }
-  void set_pending(std::shared_ptr<Execution> pending) { pending_ = std::move(pending); }
+  // What this rank's part will be, or what will be added to it where there is one.
+  using Pending = std::function<at::Tensor()>;
+  void set_pending(Pending pending) { pending_ = std::move(pending); }
 
-  // A gradient that is still as it was produced, while others may be added to it: its spec then, and its part.
+  // A gradient that is still as it was produced, while others may be added to it: its spec then, and its part. What was
+  // reduced before stays beside it.
   struct Unreduced {
     Spec spec;
     at::Tensor local;
+    std::shared_ptr<GradientBucket> bucket = {};
   };
   void set_unreduced(Unreduced unreduced) { unreduced_ = std::move(unreduced); }
   std::optional<Unreduced>& unreduced() { return unreduced_; }
@@ -44,17 +83,26 @@ class Payload {
   bool lost_alias = false;
   // The autograd state for which the leaf's hook is installed.
   const void* hooked = nullptr;
+  std::shared_ptr<ParameterTraits> traits;
+  // Whose parameter it is, or from whose gathered parameter it was taken.
+  std::shared_ptr<GatherUnit> unit;
 
  private:
   void settle();
 
   at::Tensor local_;
-  std::shared_ptr<Execution> pending_;
+  Pending pending_;
   std::optional<Unreduced> unreduced_;
 };
 
 // Pre: is_dtensor(tensor).
 Payload& payload_of(const at::Tensor& tensor);
+
+// For what a parameter's unit has to do first. Every use of a payload that is not an operator's goes by here.
+inline Payload& payload_for(const at::Tensor& tensor, GatherUnit::Use use) {
+  if (const std::shared_ptr<GatherUnit> unit = payload_of(tensor).unit) unit->before_use(tensor, use);
+  return payload_of(tensor);
+}
 
 inline bool has_payload(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kDTensorKey);
@@ -63,6 +111,8 @@ inline bool has_payload(const at::Tensor& tensor) {
 struct WrapOptions {
   // Others hold the same memory: autograd must not add into it.
   bool shared = false;
+  // What becomes of a parameter that has it.
+  std::shared_ptr<ParameterTraits> traits = {};
   // A view of this tensor: takes over its keys, so that inference mode accepts it.
   const at::Tensor* base = nullptr;
 };
@@ -73,6 +123,9 @@ at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec, 
 
 // A plain tensor that is the same on all ranks.
 at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh);
+
+// The parameter's value is laid out otherwise, and is the same: its version, traits and autograd state stay.
+void exchange(const at::Tensor& parameter, const at::Tensor& value);
 
 // The handle, and all who hold it, now have `value`'s sizes and payload. Autograd state stays, the version is bumped.
 void take_over(const at::Tensor& handle, const at::Tensor& value);

@@ -37,7 +37,10 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
                                    .backward_dtype = options->forward_dtype};
     ctx->saved_data["held"] =
         c10::IValue::make_capsule(c10::make_intrusive<Held>(home_of(payload.spec), payload.mesh, back));
-    return redistribute_now(tensor, *to, *mesh, *options);
+    if (!(payload.spec == *to && *payload.mesh == **mesh)) return redistribute_now(tensor, *to, *mesh, *options);
+    // The same memory: who writes to the one changes the other's version too, and autograd sees it.
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false));
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto& held = *static_cast<const Held*>(ctx->saved_data.at("held").toCapsule().get());
@@ -62,7 +65,7 @@ Spec home_of(const Spec& spec) {
 
 at::Tensor redistribute_now(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
                             const RedistributeOptions& options) {
-  Payload& payload = payload_of(tensor);
+  Payload& payload = payload_for(tensor, GatherUnit::Use::kLook);
   if (payload.spec == to) return wrap(payload.local(), to, std::move(mesh), {.shared = true});
   if (!options.forward_dtype) {
     const Plan plan = make_plan(payload.spec, to, options.plan);
@@ -90,6 +93,15 @@ at::Tensor redistribute(const at::Tensor& tensor, const Spec& to, std::shared_pt
     return redistribute_now(tensor, to, std::move(mesh), options);
   bring_gradient_home(tensor, payload_of(tensor));
   return Redistribute::apply(tensor, &to, &mesh, &options);
+}
+
+at::Tensor with_gradient_at_home(const at::Tensor& tensor) {
+  if (!tensor.requires_grad() || !at::GradMode::is_enabled()) return tensor;
+  const Payload& payload = payload_of(tensor);
+  const Spec spec = payload.spec;
+  const std::shared_ptr<const DeviceMesh> mesh = payload.mesh;
+  const RedistributeOptions options;
+  return Redistribute::apply(tensor, &spec, &mesh, &options);
 }
 
 void check_agreement(const DeviceMesh& mesh, const Spec& spec, const at::Tensor& local) {

@@ -14,6 +14,9 @@ at::Tensor redistribute(const at::Tensor& tensor, const Spec& to, std::shared_pt
 at::Tensor redistribute_now(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
                             const RedistributeOptions& options);
 
+// The tensor itself; its gradient comes by here, and goes on as the tensor lies (Replicate where it is Partial).
+at::Tensor with_gradient_at_home(const at::Tensor& tensor);
+
 // The same layout, of elements of another type.
 Spec with_dtype(const Spec& spec, c10::ScalarType type);
 

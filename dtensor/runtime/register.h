@@ -14,6 +14,7 @@ void register_nll_loss2d();
 void register_reshape();
 void register_composites();
 void register_random();
+void register_styled();
 bool has_random_kernel(const c10::OperatorName& name);
 
 }  // namespace dtensor

@@ -119,7 +119,7 @@ const Spec& DTensor::spec() const { return payload_of(*this).spec; }
 const Placements& DTensor::placements() const { return spec().placements(); }
 
 at::Tensor DTensor::to_local(const ToLocalOptions& options) const {
-  const at::Tensor& local = payload_of(*this).local();
+  const at::Tensor& local = payload_for(*this, GatherUnit::Use::kMemory).local();
   if (!local.defined()) return local;
   if (!needs_grad(*this)) return local.tensor_data();
   bring_gradient_home(*this, payload_of(*this));
@@ -140,7 +140,7 @@ DTensor DTensor::redistribute(const Placements& placements, const RedistributeOp
 
 DTensor DTensor::redistribute(const DeviceMesh& mesh, const Placements& placements,
                               const RedistributeOptions& options) const {
-  const auto& mine = payload_of(*this).mesh;
+  const auto& mine = payload_for(*this, GatherUnit::Use::kMemory).mesh;
   const Spec to = Spec::make(spec().meta(), mesh, with_size(mesh, placements, "redistribute"));
   return dtensor::redistribute(*this, to, *mine == mesh ? mine : std::make_shared<const DeviceMesh>(mesh), options);
 }

@@ -188,5 +188,13 @@ TEST(DeviceMesh, KnowsWhoIAm) {
   EXPECT_FALSE(mesh == DeviceMesh(mesh, DeviceKind::kCuda, 2, 8));
 }
 
+TEST(DeviceMesh, SubMeshesKnowWhatTheyWereTakenFrom) {
+  const DeviceMesh mesh(Mesh::make({2, 2, 2}, {"pp", "dp", "tp"}), DeviceKind::kCpu, 2, 8);
+  EXPECT_EQ(mesh.root(), mesh);
+  EXPECT_EQ(mesh["tp"].root(), mesh);
+  EXPECT_EQ(mesh.slice({"dp", "tp"})["tp"].root(), mesh);
+  EXPECT_EQ(mesh.flatten({"dp", "tp"}, "all").root(), mesh);
+}
+
 }  // namespace
 }  // namespace dtensor

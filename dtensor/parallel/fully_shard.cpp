@@ -1,0 +1,366 @@
+#include "dtensor/parallel/fully_shard.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <set>
+
+#include "dtensor/comm/world.h"
+#include "dtensor/core/error.h"
+#include "dtensor/parallel/mesh_dim.h"
+#include "dtensor/runtime/buckets.h"
+#include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/module.h"
+#include "dtensor/runtime/payload.h"
+#include "dtensor/runtime/record.h"
+#include "dtensor/runtime/redistribute.h"
+#include "dtensor/runtime/tensor.h"
+
+namespace dtensor {
+namespace {
+
+class Unit;
+
+// All units of one rank: which are gathered, and in which order they came last time.
+struct Units {
+  std::vector<std::weak_ptr<Unit>> gathered;
+  const Unit* current = nullptr;
+  std::vector<std::weak_ptr<Unit>> order;  // of the last forward pass
+  std::shared_ptr<GradientBucket::Group> buckets = std::make_shared<GradientBucket::Group>();
+  GatheredBytes bytes;
+
+  // Nothing stays gathered when a backward pass has ended.
+  void release();
+};
+
+// A rank's context is where its units meet; they end with it.
+std::shared_ptr<Units> units_of(const DeviceMesh& mesh) {
+  static std::mutex mutex;
+  static auto* known = new std::map<std::weak_ptr<RankContext>, std::weak_ptr<Units>, std::owner_less<>>();
+  const std::lock_guard lock(mutex);
+  std::erase_if(*known, [](const auto& entry) { return entry.second.expired(); });
+  auto& entry = (*known)[mesh.context()];
+  auto units = entry.lock();
+  if (!units) entry = units = std::make_shared<Units>();
+  return units;
+}
+
+std::int64_t numel_of(const Dims& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+at::Tensor empty_like(const Dims& shape, const at::Tensor& like, c10::ScalarType type) {
+  return at::empty({shape.data(), shape.size()}, like.options().dtype(type));
+}
+
+// The memory of a tensor that others look at: let go, and got again.
+void drop_memory(const at::Tensor& tensor) {
+  tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));
+}
+void get_memory(const at::Tensor& tensor) {
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(storage->allocator()->allocate(storage->nbytes()));
+}
+
+class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> {
+ public:
+  Unit(const std::vector<at::Tensor>& parameters, const MeshDim& at, const FullyShardOptions& options,
+       std::set<const Unit*> inner)
+      : mesh_(std::make_shared<const DeviceMesh>(at.mesh)),
+        dim_(at.dim),
+        options_(options),
+        inner_(std::move(inner)),
+        units_(units_of(at.mesh)) {
+    for (const at::Tensor& parameter : parameters) add(parameter);
+  }
+
+  // The parts become pieces of one buffer, which is what is sent. Once, before the first use.
+  void adopt() {
+    const at::NoGradGuard no_grad;
+    room_ = 0;
+    for (Member& member : members_) {
+      member.at = room_;
+      room_ += numel_of(member.sharded.local_shape(origin()));
+    }
+    const c10::ScalarType type = scalar_type_of(members_[0].sharded.meta().dtype());
+    if (!mesh_->contains_me()) return;
+    flat_ = at::empty({1, room_}, payload_of(handle(members_[0])).local().options().dtype(type)).zero_();
+    for (Member& member : members_) {
+      const at::Tensor parameter = handle(member);
+      const at::Tensor part = payload_of(parameter).local();
+      member.part = flat_.view({-1}).narrow(0, member.at, part.numel()).view(part.sizes());
+      member.part.copy_(part);
+      member.full = empty_like(member.whole.local_shape(*mesh_->coordinate()), part,
+                               scalar_type_of(member.whole.meta().dtype()));
+      drop_memory(member.full);
+      full_bytes_ += static_cast<std::int64_t>(member.full.nbytes());
+      lay_out(parameter, member.part, member.sharded);
+    }
+  }
+
+  void before_use(const at::Tensor& tensor, Use wanted) override {
+    const bool of_gathered = is_gathered_form(payload_of(tensor));
+    if (wanted == Use::kRead && (of_gathered || is_parameter(tensor))) return use();
+    if (wanted == Use::kLook && of_gathered && !gathered_) return use();
+    if (wanted == Use::kRead || wanted == Use::kLook || !of_gathered) return;
+    for (const Member& member : members_) {
+      // The parameter, or the same detached: an optimizer's p.data().
+      const at::Tensor parameter = handle(member);
+      if (!parameter.defined() || &payload_of(parameter) != &payload_of(tensor)) continue;
+      reshard();
+      if (!parameter.is_same(tensor)) lay_out(tensor, member.part, member.sharded);
+      return;
+    }
+    fail_invalid("fully_shard",
+                 {.what = "a view of a gathered parameter is written, or its part taken: its memory does not stay",
+                  .got = payload_of(tensor).spec.to_string(),
+                  .advice = "the parameter itself, or clone()"});
+  }
+
+  void reshard() {
+    if (!gathered_) return;
+    gathered_ = used_ = false;
+    units_->bytes.now -= full_bytes_;
+    for (const Member& member : members_) {
+      const at::Tensor parameter = handle(member);
+      if (parameter.defined()) lay_out(parameter, member.part, member.sharded);
+      if (member.full.defined()) drop_memory(member.full);
+    }
+  }
+
+  bool contains(const Unit* other) const { return inner_.count(other) > 0; }
+
+ private:
+  struct Member {
+    WeakTensor parameter;
+    Spec sharded;
+    Spec whole;
+    std::int64_t at = 0;  // of its part in the buffer
+    at::Tensor part = {};
+    at::Tensor full = {};
+  };
+
+  void add(const at::Tensor& parameter) {
+    const Spec& sharded = payload_of(parameter).spec;
+    Spec whole = with_placement_on(sharded, dim_, Replicate());
+    if (options_.param_dtype) whole = with_dtype(whole, *options_.param_dtype);
+    members_.push_back({WeakTensor(parameter.getIntrusivePtr()), sharded, whole});
+  }
+
+  Dims origin() const { return Dims(static_cast<std::size_t>(mesh_->ndim()), 0); }
+
+  static at::Tensor handle(const Member& member) {
+    auto impl = member.parameter.lock();
+    return impl ? at::Tensor(std::move(impl)) : at::Tensor();
+  }
+
+  bool is_parameter(const at::Tensor& tensor) const {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    return std::any_of(members_.begin(), members_.end(),
+                       [&](const Member& m) { return m.parameter._unsafe_get_target() == impl; });
+  }
+
+  // A gathered parameter, or what was taken from one: it looks at the memory that comes and goes.
+  bool is_gathered_form(Payload& payload) const {
+    const at::Tensor& local = payload.local();
+    if (!local.defined()) return false;
+    return std::any_of(members_.begin(), members_.end(),
+                       [&](const Member& m) { return local.storage().is_alias_of(m.full.storage()); });
+  }
+
+  void lay_out(const at::Tensor& parameter, const at::Tensor& local, const Spec& spec) {
+    const at::Tensor value = wrap(local, spec, mesh_, {.shared = true, .traits = payload_of(parameter).traits});
+    payload_of(value).unit = shared_from_this();
+    exchange(parameter, value);
+  }
+
+  // How the parts lie in one row, for each part of the mesh that is not asked.
+  Spec row_spec(bool whole) const {
+    Placements placements(static_cast<std::size_t>(mesh_->ndim()), Shard(0));
+    placements[static_cast<std::size_t>(dim_)] = whole ? Placement(Replicate()) : Placement(Shard(1));
+    const std::int64_t n = mesh_->size(dim_);
+    return Spec::make(TensorMeta(Dims{mesh_->size() / n, n * room_}, members_[0].whole.meta().dtype()), *mesh_,
+                      placements);
+  }
+
+  void start_gather() {
+    if (gathered_ || on_its_way_) return;
+    static const std::string* op = new std::string("fully_shard");
+    static const std::string* reason = new std::string("a unit's parameters are gathered before they are used");
+    const CommCause cause(*op, *reason, /*asked=*/true);
+    const Spec from = row_spec(false);
+    at::Tensor mine = flat_;
+    if (mine.defined() && options_.param_dtype) mine = mine.to(*options_.param_dtype);
+    on_its_way_ = start(*mesh_, make_plan(from, row_spec(true)), mine);
+  }
+
+  void finish_gather() {
+    start_gather();
+    const at::Tensor row = on_its_way_->result();
+    on_its_way_.reset();
+    gathered_ = true;
+    units_->gathered.push_back(weak_from_this());
+    units_->bytes.now += full_bytes_;
+    units_->bytes.peak = std::max(units_->bytes.peak, units_->bytes.now);
+    if (mesh_->contains_me()) {
+      Dims coordinate = *mesh_->coordinate();
+      const std::int64_t n = mesh_->size(dim_);
+      for (const Member& member : members_) {
+        get_memory(member.full);
+        std::int64_t begin = 0;
+        for (std::int64_t part = 0; part < n; ++part) {
+          coordinate[static_cast<std::size_t>(dim_)] = part;
+          const Dims shape = member.sharded.local_shape(coordinate);
+          member.full.narrow(0, begin, shape[0])
+              .copy_(row.view({-1}).narrow(0, part * room_ + member.at, numel_of(shape)).view({shape.data(), shape.size()}));
+          begin += shape[0];
+        }
+      }
+    }
+    for (const Member& member : members_) {
+      const at::Tensor parameter = handle(member);
+      if (parameter.defined()) lay_out(parameter, member.full, member.whole);
+    }
+  }
+
+  void use() {
+    if (gathered_ && units_->current == this) return;
+    const at::NoGradGuard no_grad;
+    const bool backward = in_backward();
+    units_->current = this;
+    used_ = true;
+    release_others(backward);
+    if (!gathered_) finish_gather();
+    if (backward) torch::autograd::Engine::get_default_engine().queue_callback([units = units_] { units->release(); });
+    prefetch_after(backward);
+  }
+
+  // Those who were used and do not contain this one.
+  void release_others(bool backward) {
+    std::vector<std::weak_ptr<Unit>> stay;
+    for (const auto& weak : std::exchange(units_->gathered, {})) {
+      const auto unit = weak.lock();
+      if (!unit || !unit->gathered_) continue;
+      const bool keep = unit.get() == this || unit->contains(this) || !unit->used_ ||
+                        (!backward && !unit->options_.reshard_after_forward);
+      if (keep) {
+        stay.push_back(weak);
+      } else {
+        unit->reshard();
+      }
+    }
+    for (const auto& weak : units_->gathered) stay.push_back(weak);
+    units_->gathered = std::move(stay);
+  }
+
+  // The order is the last forward pass's; a backward pass goes it back.
+  void prefetch_after(bool backward) {
+    auto& order = units_->order;
+    const auto me = std::find_if(order.begin(), order.end(), [&](const auto& weak) { return weak.lock().get() == this; });
+    const auto index = me - order.begin();
+    if (me == order.end()) order.push_back(weak_from_this());
+    const std::int64_t next = backward ? index - 1 : index + 1;
+    if (!options_.prefetch || next < 0 || next >= static_cast<std::int64_t>(order.size())) return;
+    const auto unit = order[static_cast<std::size_t>(next)].lock();
+    if (unit && unit->options_.prefetch && !unit->shares_memory()) unit->start_gather();
+  }
+
+  bool shares_memory() const {
+    if (!mesh_->contains_me()) return true;
+    return group_of(*mesh_, mesh_->my_group(dim_), mesh_->names().empty() ? "dp" : mesh_->names()[dim_])->shares_memory();
+  }
+
+  const std::shared_ptr<const DeviceMesh> mesh_;
+  const std::int64_t dim_;
+  const FullyShardOptions options_;
+  const std::set<const Unit*> inner_;
+  const std::shared_ptr<Units> units_;
+  std::vector<Member> members_;
+  std::int64_t room_ = 0;        // elements of one rank's parts, the largest of any rank
+  std::int64_t full_bytes_ = 0;  // of the gathered parameters on this rank
+  at::Tensor flat_;              // this rank's parts
+  std::shared_ptr<Execution> on_its_way_;
+  bool gathered_ = false;
+  bool used_ = false;  // since it was gathered
+};
+
+void Units::release() {
+  current = nullptr;
+  for (const auto& weak : std::exchange(gathered, {})) {
+    if (const auto unit = weak.lock()) unit->reshard();
+  }
+}
+
+Spec spec_for(const std::string& name, const at::Tensor& parameter, const MeshDim& at) {
+  if (is_dtensor(parameter) && !(*payload_of(parameter).mesh == at.mesh)) {
+    fail_invalid("fully_shard", {.what = "a parameter that is distributed over another mesh",
+                                 .got = "\"" + name + "\" on " + payload_of(parameter).mesh->to_string(),
+                                 .expected = at.mesh.to_string()});
+  }
+  if (parameter.dim() == 0) {
+    fail_invalid("fully_shard", {.what = "a parameter without dims cannot be cut",
+                                 .got = "\"" + name + "\", " + meta_of(parameter).to_string(),
+                                 .advice = "a parameter of shape [1]"});
+  }
+  const Placements whole(static_cast<std::size_t>(at.mesh.ndim()), Replicate());
+  const Spec now = is_dtensor(parameter) ? payload_of(parameter).spec : Spec::make(meta_of(parameter), at.mesh, whole);
+  return with_placement_on(now, at.dim, Shard(0));
+}
+
+}  // namespace
+
+void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  const MeshDim at = mesh_dim_of(mesh, "fully_shard");
+  std::vector<std::pair<at::Tensor, Spec>> mine;
+  std::vector<at::Tensor> buffers;
+  std::set<const c10::TensorImpl*> seen;
+  std::set<const Unit*> inner;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& parameter = item.value();
+    if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    if (is_dtensor(parameter) && payload_of(parameter).unit) {
+      inner.insert(static_cast<const Unit*>(payload_of(parameter).unit.get()));
+    } else {
+      mine.emplace_back(parameter, spec_for(item.key(), parameter, at));
+    }
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined() && !is_dtensor(item.value())) buffers.push_back(item.value());
+  }
+  for (const auto& [parameter, spec] : mine) distribute_in_place(parameter, at.mesh, spec);
+  const Placements whole(static_cast<std::size_t>(at.mesh.ndim()), Replicate());
+  for (const at::Tensor& buffer : buffers) {
+    distribute_in_place(buffer, at.mesh, Spec::make(meta_of(buffer), at.mesh, whole));
+  }
+  // Each unit has parameters of one type: they travel in one buffer.
+  std::map<c10::ScalarType, std::vector<at::Tensor>> types;
+  for (const auto& [parameter, spec] : mine) types[parameter.scalar_type()].push_back(parameter);
+  for (const auto& [type, parameters] : types) {
+    const auto units = units_of(at.mesh);
+    const auto bucket = std::make_shared<GradientBucket>(
+        parameters, units->buckets,
+        GradientBucket::Options{.scatter_dim = at.dim,
+                                .reduce_dtype = options.reduce_dtype,
+                                .after_backward = [weak = std::weak_ptr(units)] {
+                                  if (const auto all = weak.lock()) all->release();
+                                }});
+    units->buckets->push_back(bucket);
+    for (const at::Tensor& parameter : parameters) {
+      Payload& payload = payload_of(parameter);
+      if (!payload.traits) payload.traits = std::make_shared<ParameterTraits>();
+      payload.traits->bucket = bucket;
+      payload.traits->home = payload.spec;
+    }
+    if (at.mesh.size(at.dim) == 1) continue;  // nothing to gather
+    std::make_shared<Unit>(parameters, at, options, inner)->adopt();
+  }
+}
+
+GatheredBytes gathered_bytes(const DeviceMesh& mesh) { return units_of(mesh.root())->bytes; }
+
+}  // namespace dtensor

@@ -1,0 +1,59 @@
+// Operators that have a weight: libtorch's C++ modules have no hooks, so what a parallel style asks of a module's input
+// and result rides on its weight, and is done here. Weights with a style, and their views, carry a dispatch key above
+// autograd's that nothing else has; other tensors never come by.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <torch/library.h>
+
+#include "dtensor/runtime/payload.h"
+#include "dtensor/runtime/register.h"
+
+namespace dtensor {
+namespace {
+
+struct Weighted {
+  const char* name;
+  std::size_t input;  // the places of the two among the arguments
+  std::size_t weight;
+};
+// What torch::nn's modules with a weight call. Derivatives of these call others, so backward passes are left alone.
+constexpr Weighted kWeighted[] = {
+    {"addmm", 1, 2}, {"embedding", 1, 0}, {"layer_norm", 0, 2}, {"linear", 0, 1}, {"matmul", 0, 1}, {"rms_norm", 0, 2},
+};
+
+class StyledKernel final : public c10::OperatorKernel {
+ public:
+  explicit StyledKernel(const Weighted& places) : places_(places) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) const {
+    const std::size_t first = stack->size() - op.schema().arguments().size();
+    const c10::IValue& weight = (*stack)[first + places_.weight];
+    std::shared_ptr<ParameterStyle> style;
+    if (weight.isTensor() && has_payload(weight.toTensor())) {
+      const auto& traits = payload_of(weight.toTensor()).traits;
+      if (traits) style = traits->style;
+    }
+    const c10::impl::ExcludeDispatchKeyGuard below(kStyledKey);
+    if (style) (*stack)[first + places_.input] = style->input((*stack)[first + places_.input].toTensor());
+    op.callBoxed(stack);
+    if (style) stack->back() = style->output(stack->back().toTensor());
+  }
+
+ private:
+  const Weighted places_;
+};
+
+}  // namespace
+
+void register_styled() {
+  auto* any = new torch::Library(torch::Library::IMPL, "_", kStyledKey, __FILE__, __LINE__);
+  any->fallback(torch::CppFunction::makeFallthrough());
+  auto* library = new torch::Library(torch::Library::IMPL, "aten", kStyledKey, __FILE__, __LINE__);
+  for (const Weighted& weighted : kWeighted) {
+    const auto op = c10::Dispatcher::singleton().findSchema({std::string("aten::") + weighted.name, ""});
+    if (!op) continue;
+    library->impl(weighted.name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<StyledKernel>(weighted)));
+  }
+}
+
+}  // namespace dtensor
