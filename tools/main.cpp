@@ -6,6 +6,7 @@
 #include "tools/plan_command.h"
 #include "tools/run_command.h"
 #include "tools/show_command.h"
+#include "tools/train_command.h"
 
 int main(int argc, char** argv) {
   CLI::App app("Distributed tensors for C++ on libtorch", "dtensor");
@@ -14,6 +15,7 @@ int main(int argc, char** argv) {
   dtensor::add_plan_command(app);
   dtensor::add_run_command(app);
   dtensor::add_operators_command(app);
+  dtensor::add_train_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& error) {  // the exit code of what `run` ran

@@ -344,7 +344,7 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
     const auto units = units_of(at.mesh);
     const auto bucket = std::make_shared<GradientBucket>(
         parameters, units->buckets,
-        GradientBucket::Options{.scatter_dim = at.dim,
+        BucketOptions{.scatter_dim = at.dim,
                                 .reduce_dtype = options.reduce_dtype,
                                 .after_backward = [weak = std::weak_ptr(units)] {
                                   if (const auto all = weak.lock()) all->release();

@@ -57,8 +57,9 @@ struct Reduced {
 
 }  // namespace
 
-GradientBucket::GradientBucket(const std::vector<at::Tensor>& leaves, std::shared_ptr<Group> group, Options options)
-    : group_(std::move(group)), options_(std::move(options)) {
+GradientBucket::GradientBucket(const std::vector<at::Tensor>& leaves, std::shared_ptr<Group> group,
+                               const BucketOptions& options)
+    : group_(std::move(group)), options_(options) {
   for (const at::Tensor& leaf : leaves) leaves_.emplace_back(leaf.getIntrusivePtr());
 }
 

@@ -9,6 +9,12 @@
 
 namespace dtensor {
 
+struct BucketOptions {
+  std::optional<std::int64_t> scatter_dim = {};  // the mesh dim that cuts the gradients' dim 0 when they are reduced
+  std::optional<c10::ScalarType> reduce_dtype = {};
+  std::function<void()> after_backward = {};
+};
+
 // Gradients that are reduced together, by one collective: those of a module's neighbouring parameters, or of a unit that
 // is fully sharded. They wait unreduced until the last has come, or until one of them is touched.
 class GradientBucket : public std::enable_shared_from_this<GradientBucket> {
@@ -16,12 +22,7 @@ class GradientBucket : public std::enable_shared_from_this<GradientBucket> {
   // Buckets made by one call are started in their order: one that is complete when the next gradient comes, so that
   // what was accumulated before is in it; what is left when the backward pass ends.
   using Group = std::vector<std::weak_ptr<GradientBucket>>;
-  struct Options {
-    std::optional<std::int64_t> scatter_dim = {};  // the mesh dim that cuts the gradients' dim 0 when they are reduced
-    std::optional<c10::ScalarType> reduce_dtype = {};
-    std::function<void()> after_backward = {};
-  };
-  GradientBucket(const std::vector<at::Tensor>& leaves, std::shared_ptr<Group> group, Options options = {});
+  GradientBucket(const std::vector<at::Tensor>& leaves, std::shared_ptr<Group> group, const BucketOptions& options = {});
 
   // Is it a sum that is only to be reduced (and cut, when the bucket scatters) to be at home?
   bool takes(const at::Tensor& gradient, const Spec& home) const;
@@ -36,7 +37,7 @@ class GradientBucket : public std::enable_shared_from_this<GradientBucket> {
 
   std::vector<WeakTensor> leaves_;
   std::shared_ptr<Group> group_;
-  Options options_;
+  BucketOptions options_;
   std::size_t arrived_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -45,7 +46,13 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto& held = *static_cast<const Held*>(ctx->saved_data.at("held").toCapsule().get());
     at::Tensor gradient = gradients[0];
-    if (gradient.defined()) gradient = redistribute(gradient, held.home, held.mesh, held.options);
+    if (gradient.defined() && has_payload(gradient)) {
+      // Laid out as the tensor was, in its own order of elements: that is nobody's business here.
+      const Spec home = expect_spec(Spec::from_dims(payload_of(gradient).spec.meta(), held.home.mesh(), held.home.dims(),
+                                                    held.home.partials()),
+                                    "redistribute");
+      gradient = redistribute(gradient, home, held.mesh, held.options);
+    }
     return {gradient, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -63,15 +70,32 @@ Spec home_of(const Spec& spec) {
                      "home_of");
 }
 
+namespace {
+
+// What lies where it should: only the order of its elements in memory may have to change with the strides.
+at::Tensor in_order(Payload& payload, const Spec& to, std::shared_ptr<const DeviceMesh> mesh) {
+  const at::Tensor& local = payload.local();
+  if (!local.defined() || payload.spec.meta().stride() == to.meta().stride()) {
+    return wrap(local, to, std::move(mesh), {.shared = true});
+  }
+  const Dims stride = to.local_stride(*mesh->coordinate());
+  at::Tensor copy = at::empty_strided(local.sizes(), {stride.data(), stride.size()}, local.options());
+  copy.copy_(local);
+  return wrap(std::move(copy), to, std::move(mesh));
+}
+
+}  // namespace
+
 at::Tensor redistribute_now(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
                             const RedistributeOptions& options) {
   Payload& payload = payload_for(tensor, GatherUnit::Use::kLook);
   if (payload.spec == to) return wrap(payload.local(), to, std::move(mesh), {.shared = true});
   if (!options.forward_dtype) {
     const Plan plan = make_plan(payload.spec, to, options.plan);
+    if (plan.steps().empty()) return in_order(payload, to, std::move(mesh));
     auto execution = start(*payload.mesh, plan, payload.local());
-    if (options.async && !plan.steps().empty()) return wrap_pending(std::move(execution), to, std::move(mesh));
-    return wrap(execution->result(), to, std::move(mesh), {.shared = plan.steps().empty()});
+    if (options.async) return wrap_pending(std::move(execution), to, std::move(mesh));
+    return wrap(execution->result(), to, std::move(mesh));
   }
   const Plan plan =
       make_plan(with_dtype(payload.spec, *options.forward_dtype), with_dtype(to, *options.forward_dtype), options.plan);
