@@ -66,9 +66,13 @@ GradientBucket::GradientBucket(const std::vector<at::Tensor>& leaves, std::share
 bool GradientBucket::takes(const at::Tensor& gradient, const Spec& home) const {
   const Payload& payload = payload_of(gradient);
   if (gradient.requires_grad() || !payload.spec.has_partial()) return false;
-  for (const auto& partial : payload.spec.partials()) {
+  std::int64_t ranks = 1;
+  for (std::int64_t d = 0; d < payload.spec.mesh().ndim(); ++d) {
+    const auto& partial = payload.spec.partials()[static_cast<std::size_t>(d)];
     if (partial && partial != ReduceOp::kSum) return false;
+    if (partial) ranks *= payload.spec.mesh().size(d);
   }
+  if (ranks == 1) return false;  // nothing is sent
   Spec reduced = home_of(payload.spec);
   if (options_.scatter_dim) {
     if (!payload.spec.partials()[static_cast<std::size_t>(*options_.scatter_dim)]) return false;

@@ -124,7 +124,7 @@ Sent sent_by(const std::string& mesh_text, const Parallelism& how, const GptOpti
 }
 
 GptOptions even_gpt(std::int64_t layers) {
-  return {.vocabulary = 64, .context = 32, .width = 64, .heads = 4, .layers = layers};
+  return {.vocabulary = 256, .context = 32, .width = 64, .heads = 4, .layers = layers};
 }
 
 // Between two depths, so that what comes before and after the blocks does not count.
@@ -156,8 +156,9 @@ TEST(GptCommunication, FullyShardedUnitsGatherTwiceAndScatterOnce) {
 
 TEST(GptCommunication, DataParallelReducesInOneBucket) {
   EXPECT_EQ(per_block("dp=4", {}), Counts());
-  // The loss is one more: its mean is over all of the batch.
-  EXPECT_EQ(sent_by("dp=4", {}, even_gpt(2)).count, (Counts{{"all-reduce dp", 1}}));
+  // Two more are numbers: the sum of the losses, and of their weights, over all of the batch.
+  const Sent sent = sent_by("dp=4", {}, even_gpt(2));
+  EXPECT_EQ(sent.count, (Counts{{"all-reduce dp", 3}}));
 }
 
 }  // namespace
