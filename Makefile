@@ -1,5 +1,5 @@
 # Everything from a bare machine: each target installs what it needs (as root), configures, builds and runs.
-#   make demo              see who holds what
+#   make demo              train a transformer on 2x2 thread ranks, and see who holds what
 #   make test              all tests;  TORCH=2.13.0 takes that libtorch from PyPI, TORCH=debian Debian's
 #   make test-core         core alone, without libtorch, in under a minute
 SHELL := /bin/bash
@@ -25,9 +25,9 @@ build:
 	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix $(CMAKE_ARGS); cmake --build $$build -j $(JOBS)
 
 demo:
-	@bash cmake/setup.sh core
+	@bash cmake/setup.sh core comm
 	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix >/dev/null; \
-	cmake --build $$build -j $(JOBS) --target dtensor_tool; bash tools/demo.sh $$build/tools/dtensor
+	cmake --build $$build -j $(JOBS) --target dtensor_tool dtensor_train; bash tools/demo.sh $$build/tools/dtensor
 
 test: build
 	@$(find_torch); ctest --test-dir $$build -j $(JOBS) --output-on-failure

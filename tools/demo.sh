@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Three telling layouts. Usage: demo.sh path/to/dtensor
+# A training on four thread ranks beside plain libtorch, and three telling layouts. Usage: demo.sh path/to/dtensor
 set -euo pipefail
 tool=$1
 color=auto
@@ -24,5 +24,12 @@ show 'Strided: tensor parallel cut the 10 rows first, then FSDP cut each half' \
   --mesh fsdp=2,tp=2 --tensor 10x4 --placements 'S(0,2),S(0)'
 
 mkdir -p build
+train=(--mesh dp=2,tp=2 --data README.md docs/layouts.md docs/plans.md docs/tensors.md --steps 100 --batch 16 --context 64
+  --width 96 --heads 4 --layers 2 --compare --csv build/demo-loss.csv --svg build/demo-loss.svg)
+printf '\n== A transformer that knows nothing of meshes, on 2x2 threads: data parallel by tensor parallel\n$ dtensor train'
+printf ' %s' "${train[@]}"
+printf '\n\n'
+"$tool" train "${train[@]}"
+
 "$tool" show --mesh fsdp=2,tp=2 --tensor 10x4 --placements 'S(0,2),S(0)' --svg build/demo.svg >/dev/null
-printf '\nThe last picture is in build/demo.svg too. Next: `%s show --help`, or `make test`.\n' "$tool"
+printf '\nThe losses are drawn in build/demo-loss.svg, the last layout in build/demo.svg. Next: `%s train --help`, or `make test`.\n' "$tool"
