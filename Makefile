@@ -16,9 +16,9 @@ found=$$(bash cmake/find_torch.sh); read -r prefix version source <<<"$$found"; 
 build=build/torch-$$version; echo "-- libtorch $$version ($$source: $$prefix)"
 endef
 
-.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime opdb lint format clean
+.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime bench-train opdb lint format api clean
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime opdb lint format clean'
+	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime bench-train opdb lint format api clean'
 
 build:
 	@bash cmake/setup.sh core comm
@@ -67,6 +67,13 @@ bench-runtime:
 	for name in dispatch redistribute random; do $$build/bench/runtime/bench_$$name; done; \
 	python=$${prefix%/lib/python3*}/bin/python3; if [ -x "$$python" ]; then "$$python" bench/runtime/upstream.py; fi
 
+# Training beside plain libtorch; upstream's DTensor and FSDP2 too, where the libtorch is a Python one.
+bench-train:
+	@bash cmake/setup.sh core comm bench
+	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix -DDTENSOR_BENCH=ON; \
+	cmake --build $$build -j $(JOBS) --target bench_train; $$build/bench/train/bench_train; \
+	python=$${prefix%/lib/python3*}/bin/python3; if [ -x "$$python" ]; then "$$python" bench/train/upstream.py; fi
+
 # All of PyTorch's operator database on distributed tensors; OPDB='--op add --mesh 4' runs a part (tests/opdb/run.py --help).
 OPDB ?=
 opdb: export TORCH := $(or $(TORCH),2.13.0)
@@ -84,6 +91,10 @@ lint:
 format:
 	@bash cmake/setup.sh lint
 	@git ls-files --cached --others --exclude-standard '*.h' '*.cpp' | xargs ls 2>/dev/null | xargs clang-format -i
+
+# The API reference, from the headers.
+api:
+	@bash cmake/api_reference.sh > docs/api.md
 
 clean:
 	@rm -rf build

@@ -43,6 +43,7 @@ for f in "${sources[@]}"; do
   [ "$lines" -le "$limit" ] || grep -q 'lint: long because' "$f" || complain "$f: $lines lines, more than $limit"
   case $f in */utils.*|*_utils.*|*/util.*) complain "$f: what is it about?" ;; esac
 done
+diff -q <(bash cmake/api_reference.sh) docs/api.md >/dev/null || complain "docs/api.md is not what the headers say; try: make api"
 grep -nE '\b(TODO|FIXME|XXX)\b' "${sources[@]}" && complain "unfinished business in the code"
 [ $bad = 0 ] && echo "lint: ${#sources[@]} files are fine"
 exit $bad

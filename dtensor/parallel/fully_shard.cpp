@@ -95,8 +95,8 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
       const at::Tensor part = payload_of(parameter).local();
       member.part = flat_.view({-1}).narrow(0, member.at, part.numel()).view(part.sizes());
       member.part.copy_(part);
-      member.full = empty_like(member.whole.local_shape(*mesh_->coordinate()), part,
-                               scalar_type_of(member.whole.meta().dtype()));
+      member.full =
+          empty_like(member.whole.local_shape(*mesh_->coordinate()), part, scalar_type_of(member.whole.meta().dtype()));
       drop_memory(member.full);
       full_bytes_ += static_cast<std::int64_t>(member.full.nbytes());
       lay_out(parameter, member.part, member.sharded);
@@ -217,7 +217,9 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
           coordinate[static_cast<std::size_t>(dim_)] = part;
           const Dims shape = member.sharded.local_shape(coordinate);
           member.full.narrow(0, begin, shape[0])
-              .copy_(row.view({-1}).narrow(0, part * room_ + member.at, numel_of(shape)).view({shape.data(), shape.size()}));
+              .copy_(row.view({-1})
+                         .narrow(0, part * room_ + member.at, numel_of(shape))
+                         .view({shape.data(), shape.size()}));
           begin += shape[0];
         }
       }
@@ -261,7 +263,8 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
   // The order is the last forward pass's; a backward pass goes it back.
   void prefetch_after(bool backward) {
     auto& order = units_->order;
-    const auto me = std::find_if(order.begin(), order.end(), [&](const auto& weak) { return weak.lock().get() == this; });
+    const auto me =
+        std::find_if(order.begin(), order.end(), [&](const auto& weak) { return weak.lock().get() == this; });
     const auto index = me - order.begin();
     if (me == order.end()) order.push_back(weak_from_this());
     const std::int64_t next = backward ? index - 1 : index + 1;
@@ -272,7 +275,8 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
 
   bool shares_memory() const {
     if (!mesh_->contains_me()) return true;
-    return group_of(*mesh_, mesh_->my_group(dim_), mesh_->names().empty() ? "dp" : mesh_->names()[dim_])->shares_memory();
+    return group_of(*mesh_, mesh_->my_group(dim_), mesh_->names().empty() ? "dp" : mesh_->names()[dim_])
+        ->shares_memory();
   }
 
   const std::shared_ptr<const DeviceMesh> mesh_;
@@ -342,13 +346,13 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
   for (const auto& [parameter, spec] : mine) types[parameter.scalar_type()].push_back(parameter);
   for (const auto& [type, parameters] : types) {
     const auto units = units_of(at.mesh);
-    const auto bucket = std::make_shared<GradientBucket>(
-        parameters, units->buckets,
-        BucketOptions{.scatter_dim = at.dim,
-                                .reduce_dtype = options.reduce_dtype,
-                                .after_backward = [weak = std::weak_ptr(units)] {
-                                  if (const auto all = weak.lock()) all->release();
-                                }});
+    const auto bucket = std::make_shared<GradientBucket>(parameters, units->buckets,
+                                                         BucketOptions{.scatter_dim = at.dim,
+                                                                       .reduce_dtype = options.reduce_dtype,
+                                                                       .after_backward = [weak = std::weak_ptr(units)] {
+                                                                         if (const auto all = weak.lock())
+                                                                           all->release();
+                                                                       }});
     units->buckets->push_back(bucket);
     for (const at::Tensor& parameter : parameters) {
       Payload& payload = payload_of(parameter);

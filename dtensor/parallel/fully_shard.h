@@ -22,8 +22,8 @@ struct FullyShardOptions {
 };
 
 // Cuts each of the module's parameters, gradients and so the optimizer's states into one part per rank of the mesh dim,
-// along dim 0 (ZeRO-3, FSDP), in place. The parameters of one call form a unit: they are gathered by one collective when
-// the first of them is used, forward and backward, and let go when another unit is used; their gradients are
+// along dim 0 (ZeRO-3, FSDP), in place. The parameters of one call form a unit: they are gathered by one collective
+// when the first of them is used, forward and backward, and let go when another unit is used; their gradients are
 // reduce-scattered together. Those that are in a unit already are left to it, so inner modules come first:
 //
 //   for (auto& block : *model->blocks) fully_shard(*block, mesh["dp"]);

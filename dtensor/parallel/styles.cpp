@@ -197,8 +197,8 @@ Cutting cutting_of(const ParallelStyle& style, const torch::nn::Module& module, 
 
 Spec spec_of(const Todo& todo, const MeshDim& at) {
   const Placements whole(static_cast<std::size_t>(at.mesh.ndim()), Replicate());
-  const Spec now = is_dtensor(todo.tensor) ? payload_of(todo.tensor).spec
-                                           : Spec::make(meta_of(todo.tensor), at.mesh, whole);
+  const Spec now =
+      is_dtensor(todo.tensor) ? payload_of(todo.tensor).spec : Spec::make(meta_of(todo.tensor), at.mesh, whole);
   if (is_dtensor(todo.tensor) && !(*payload_of(todo.tensor).mesh == at.mesh)) {
     fail_invalid("parallelize_module", {.what = "a parameter that is distributed over another mesh",
                                         .got = "\"" + todo.name + "\" on " + payload_of(todo.tensor).mesh->to_string(),
@@ -229,7 +229,7 @@ std::vector<Todo> todos_of(torch::nn::Module& module, const ParallelPlan& plan) 
   struct Found {
     std::string name;
     torch::nn::Module* module;
-    std::optional<ParallelStyle> own;       // cuts its parameters
+    std::optional<ParallelStyle> own;        // cuts its parameters
     std::optional<Placement> input, output;  // prepared
   };
   std::vector<Found> modules;
@@ -246,8 +246,8 @@ std::vector<Todo> todos_of(torch::nn::Module& module, const ParallelPlan& plan) 
       any = true;
       if (style.kind == ParallelStyle::Kind::kInput) {
         for (Found& inner : modules) {
-          const bool inside = found.name.empty() || inner.name == found.name ||
-                              inner.name.rfind(found.name + ".", 0) == 0;
+          const bool inside =
+              found.name.empty() || inner.name == found.name || inner.name.rfind(found.name + ".", 0) == 0;
           if (inside) inner.input = style.options.input;
         }
       } else if (style.kind == ParallelStyle::Kind::kOutput) {
@@ -306,10 +306,8 @@ RowwiseParallel::RowwiseParallel(const StyleOptions& given) : ParallelStyle{Kind
 }
 SequenceParallel::SequenceParallel(std::int64_t dim)
     : ParallelStyle{Kind::kSequence, {.input = Shard(dim), .output = Shard(dim)}} {}
-PrepareModuleInput::PrepareModuleInput(const Placement& layout)
-    : ParallelStyle{Kind::kInput, {.input = layout}} {}
-PrepareModuleOutput::PrepareModuleOutput(const Placement& layout)
-    : ParallelStyle{Kind::kOutput, {.output = layout}} {}
+PrepareModuleInput::PrepareModuleInput(const Placement& layout) : ParallelStyle{Kind::kInput, {.input = layout}} {}
+PrepareModuleOutput::PrepareModuleOutput(const Placement& layout) : ParallelStyle{Kind::kOutput, {.output = layout}} {}
 
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan) {
   const MeshDim at = mesh_dim_of(mesh, "parallelize_module");

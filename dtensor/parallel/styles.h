@@ -57,7 +57,8 @@ struct PrepareModuleOutput : ParallelStyle {
 // name is the module itself. Where several names fit, the last one holds.
 using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
-// Cuts the parameters of a module in place, as the plan says, over `mesh`: a mesh of one dim, or one dim of a larger one
+// Cuts the parameters of a module in place, as the plan says, over `mesh`: a mesh of one dim, or one dim of a larger
+// one
 // (`mesh["tp"]`), whose other dims then replicate them and are free for data parallelism and fully_shard. All other
 // parameters and buffers are replicated over the whole mesh. The module's code stays as it is.
 //

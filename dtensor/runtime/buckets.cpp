@@ -84,9 +84,8 @@ bool GradientBucket::takes(const at::Tensor& gradient, const Spec& home) const {
 
 at::Tensor GradientBucket::arrived(const at::Tensor& gradient, const Spec& home) {
   // What libtorch is told has the type that it knows the leaf by.
-  const Spec shown = home.meta().dtype() == payload_of(gradient).spec.meta().dtype()
-                         ? home
-                         : with_dtype(home, gradient.scalar_type());
+  const Spec shown =
+      home.meta().dtype() == payload_of(gradient).spec.meta().dtype() ? home : with_dtype(home, gradient.scalar_type());
   at::Tensor result = left_unreduced(gradient, shown, shared_from_this());
   auto& engine = torch::autograd::Engine::get_default_engine();
   if (options_.after_backward) engine.queue_callback(options_.after_backward);

@@ -15,14 +15,15 @@ struct BucketOptions {
   std::function<void()> after_backward = {};
 };
 
-// Gradients that are reduced together, by one collective: those of a module's neighbouring parameters, or of a unit that
-// is fully sharded. They wait unreduced until the last has come, or until one of them is touched.
+// Gradients that are reduced together, by one collective: those of a module's neighbouring parameters, or of a unit
+// that is fully sharded. They wait unreduced until the last has come, or until one of them is touched.
 class GradientBucket : public std::enable_shared_from_this<GradientBucket> {
  public:
   // Buckets made by one call are started in their order: one that is complete when the next gradient comes, so that
   // what was accumulated before is in it; what is left when the backward pass ends.
   using Group = std::vector<std::weak_ptr<GradientBucket>>;
-  GradientBucket(const std::vector<at::Tensor>& leaves, std::shared_ptr<Group> group, const BucketOptions& options = {});
+  GradientBucket(const std::vector<at::Tensor>& leaves, std::shared_ptr<Group> group,
+                 const BucketOptions& options = {});
 
   // Is it a sum that is only to be reduced (and cut, when the bucket scatters) to be at home?
   bool takes(const at::Tensor& gradient, const Spec& home) const;

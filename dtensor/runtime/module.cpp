@@ -85,7 +85,7 @@ void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const
     at::Tensor local;
     if (mesh.contains_me()) {
       const Dims shape = spec.local_shape(*mesh.coordinate());
-      local = at::empty({shape.data(), shape.size()}, 
+      local = at::empty({shape.data(), shape.size()},
                         tensor.options().device(mesh.device() == DeviceKind::kCuda ? at::kCUDA : at::kCPU));
     }
     take_over(tensor, wrap(local, spec, shared));

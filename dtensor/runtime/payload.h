@@ -36,9 +36,9 @@ class Payload;
 class GatherUnit {
  public:
   virtual ~GatherUnit() = default;
-  // What is about to be done with `tensor`, a parameter of the unit or what was taken from one while it was gathered: an
-  // operator reads it, or writes it; its value is looked at as it lies; the program takes its part. The tensor may have
-  // another payload afterwards.
+  // What is about to be done with `tensor`, a parameter of the unit or what was taken from one while it was gathered:
+  // an operator reads it, or writes it; its value is looked at as it lies; the program takes its part. The tensor may
+  // have another payload afterwards.
   enum class Use : std::uint8_t { kRead, kWrite, kLook, kMemory };
   virtual void before_use(const at::Tensor& tensor, Use use) = 0;
 };

@@ -48,9 +48,9 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     at::Tensor gradient = gradients[0];
     if (gradient.defined() && has_payload(gradient)) {
       // Laid out as the tensor was, in its own order of elements: that is nobody's business here.
-      const Spec home = expect_spec(Spec::from_dims(payload_of(gradient).spec.meta(), held.home.mesh(), held.home.dims(),
-                                                    held.home.partials()),
-                                    "redistribute");
+      const Spec home = expect_spec(
+          Spec::from_dims(payload_of(gradient).spec.meta(), held.home.mesh(), held.home.dims(), held.home.partials()),
+          "redistribute");
       gradient = redistribute(gradient, home, held.mesh, held.options);
     }
     return {gradient, at::Tensor(), at::Tensor(), at::Tensor()};

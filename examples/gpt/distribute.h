@@ -49,7 +49,8 @@ inline void distribute_gpt(Gpt& model, const dtensor::DeviceMesh& mesh, const Pa
 inline at::Tensor distribute_batch(const at::Tensor& batch, const dtensor::DeviceMesh& mesh) {
   dtensor::Placements placements;
   for (const std::string& name : mesh.names()) {
-    placements.push_back(name == "tp" ? dtensor::Placement(dtensor::Replicate()) : dtensor::Placement(dtensor::Shard(0)));
+    placements.push_back(name == "tp" ? dtensor::Placement(dtensor::Replicate())
+                                      : dtensor::Placement(dtensor::Shard(0)));
   }
   return dtensor::distribute_tensor(batch, mesh, placements);
 }

@@ -31,7 +31,8 @@ std::string read_text(const std::vector<std::string>& paths) {
     std::ifstream file(path, std::ios::binary);
     std::ostringstream content;
     if (!file || !(content << file.rdbuf())) {
-      dtensor::fail_invalid("dtensor train", {.what = "the text cannot be read", .got = "\"" + path + "\"", .advice = "--data file.txt"});
+      dtensor::fail_invalid(
+          "dtensor train", {.what = "the text cannot be read", .got = "\"" + path + "\"", .advice = "--data file.txt"});
     }
     text += content.str();
   }
@@ -44,15 +45,16 @@ void check(const Arguments& arguments, const dtensor::Mesh& mesh, const Tokens& 
   };
   const TrainOptions& train = arguments.train;
   for (const std::string& name : mesh.names()) {
-    if (name != "dp" && name != "tp" && name != "replica") refuse("a mesh dim without a meaning", name, "dp, tp or replica");
+    if (name != "dp" && name != "tp" && name != "replica")
+      refuse("a mesh dim without a meaning", name, "dp, tp or replica");
   }
   if (mesh.names().empty()) refuse("mesh dims without names", arguments.mesh, "dp=2,tp=2");
   if (train.parallel.fsdp && std::find(mesh.names().begin(), mesh.names().end(), "dp") == mesh.names().end()) {
     refuse("--fsdp without a mesh dim to shard over", arguments.mesh, "one named dp");
   }
   if (train.model.width % train.model.heads != 0) {
-    refuse("heads that do not divide the width", std::to_string(train.model.heads) + " of " + std::to_string(train.model.width),
-           "a divisor");
+    refuse("heads that do not divide the width",
+           std::to_string(train.model.heads) + " of " + std::to_string(train.model.width), "a divisor");
   }
   if (tokens.size() <= train.model.context) {
     refuse("too little text for one sequence", std::to_string(tokens.size()) + " bytes",
@@ -61,7 +63,8 @@ void check(const Arguments& arguments, const dtensor::Mesh& mesh, const Tokens& 
 }
 
 // One rank's run; rank 0 tells.
-TrainResult run_rank(dtensor::World& world, const Arguments& arguments, const dtensor::Mesh& mesh, const Tokens& tokens) {
+TrainResult run_rank(dtensor::World& world, const Arguments& arguments, const dtensor::Mesh& mesh,
+                     const Tokens& tokens) {
   const dtensor::DeviceMesh ranks = dtensor::init_device_mesh(world, arguments.train.device, mesh);
   dtensor::manual_seed(world, static_cast<std::uint64_t>(arguments.train.seed));
   ProgressBar bar(mesh.to_string(), arguments.train.steps);
@@ -95,7 +98,12 @@ int start_processes(const dtensor::Mesh& mesh, int argc, char** argv) {
 }
 
 int start_mpi(const dtensor::Mesh& mesh, int argc, char** argv) {
-  std::vector<std::string> words = {"mpirun", "--oversubscribe", "--bind-to", "none", "-n", std::to_string(mesh.size()),
+  std::vector<std::string> words = {"mpirun",
+                                    "--oversubscribe",
+                                    "--bind-to",
+                                    "none",
+                                    "-n",
+                                    std::to_string(mesh.size()),
                                     std::filesystem::read_symlink("/proc/self/exe").string()};
   for (int i = 1; i < argc; ++i) words.emplace_back(argv[i]);
   words.insert(words.end(), {"--ranks", "env"});
@@ -109,7 +117,8 @@ int start_mpi(const dtensor::Mesh& mesh, int argc, char** argv) {
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
   }
   execvp("mpirun", pointers.data());
-  dtensor::fail_invalid("dtensor train", {.what = "mpirun cannot be started", .advice = "Open MPI, or --ranks threads"});
+  dtensor::fail_invalid("dtensor train",
+                        {.what = "mpirun cannot be started", .advice = "Open MPI, or --ranks threads"});
 }
 
 int run(Arguments& arguments, int argc, char** argv) {
@@ -123,8 +132,9 @@ int run(Arguments& arguments, int argc, char** argv) {
   if (arguments.ranks == "env") {
     dtensor::World world = dtensor::World::from_env({.backend = arguments.device == "cuda" ? "nccl" : ""});
     if (world.size() != mesh.size()) {
-      dtensor::fail_invalid("dtensor train", {.what = "the mesh is not the world's",
-                                              .got = mesh.to_string() + " and " + std::to_string(world.size()) + " ranks"});
+      dtensor::fail_invalid("dtensor train",
+                            {.what = "the mesh is not the world's",
+                             .got = mesh.to_string() + " and " + std::to_string(world.size()) + " ranks"});
     }
     const TrainResult result = run_rank(world, arguments, mesh, tokens);
     if (world.rank() == 0) report(arguments, mesh, tokens, result);
@@ -145,7 +155,8 @@ int main(int argc, char** argv) {
   Arguments arguments;
   TrainOptions& train = arguments.train;
   CLI::App app("Train a transformer on any mesh", "dtensor train");
-  app.add_option("--mesh", arguments.mesh, "Dims by name: dp (data), tp (tensor), replica (around dp)")->capture_default_str();
+  app.add_option("--mesh", arguments.mesh, "Dims by name: dp (data), tp (tensor), replica (around dp)")
+      ->capture_default_str();
   app.add_option("--ranks", arguments.ranks, "What ranks are; env: as this program was started")
       ->check(CLI::IsMember({"threads", "processes", "mpi", "env"}))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
@@ -158,13 +169,19 @@ int main(int argc, char** argv) {
   app.add_flag("--loss-parallel", train.parallel.loss_parallel, "Leave the logits cut over the vocabulary");
   app.add_option("--data", arguments.data, "Text to train on; several files are put together")->required();
   app.add_option("--steps", train.steps)->check(CLI::Range(1, 100'000'000))->capture_default_str();
-  app.add_option("--batch", train.batch, "Sequences per step, of all ranks together")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--context", train.model.context, "Tokens per sequence")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  app.add_option("--batch", train.batch, "Sequences per step, of all ranks together")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--context", train.model.context, "Tokens per sequence")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   app.add_option("--width", train.model.width)->check(CLI::Range(1, 1 << 20))->capture_default_str();
   app.add_option("--heads", train.model.heads)->check(CLI::Range(1, 1 << 20))->capture_default_str();
   app.add_option("--layers", train.model.layers)->check(CLI::Range(1, 10'000))->capture_default_str();
   app.add_option("--dropout", train.model.dropout)->check(CLI::Range(0.0, 0.99))->capture_default_str();
-  app.add_option("--lr", train.learning_rate, "AdamW's learning rate")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--lr", train.learning_rate, "AdamW's learning rate")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--seed", train.seed)->capture_default_str();
   app.add_option("--dtype", train.dtype, "Of parameters; bf16 with --fsdp: while they are used")
       ->check(CLI::IsMember({"f32", "f64", "bf16"}))

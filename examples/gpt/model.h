@@ -61,7 +61,8 @@ struct GptImpl : torch::nn::Module {
     blocks = register_module("blocks", torch::nn::ModuleList());
     for (std::int64_t i = 0; i < options.layers; ++i) blocks->push_back(Block(options));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.width})));
-    head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(options.width, options.vocabulary).bias(false)));
+    head = register_module("head",
+                           torch::nn::Linear(torch::nn::LinearOptions(options.width, options.vocabulary).bias(false)));
   }
 
   // [batch, time] -> [batch, time, vocabulary]

@@ -92,7 +92,8 @@ void write_svg(const std::string& path, const std::vector<Curve>& curves) {
   const auto x = [&](double step) { return kLeft + step / steps * (kWidth - kLeft - kRight); };
   const auto y = [&](double loss) { return kTop + (high - loss) / (high - low) * (kHeight - kTop - kBottom); };
   std::ofstream out = open_file(path);
-  out << format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" ", kWidth, kHeight)
+  out << format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" ", kWidth,
+                kHeight)
       << "font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
   for (int i = 0; i <= 4; ++i) {
     const double loss = low + (high - low) * i / 4;
@@ -101,7 +102,8 @@ void write_svg(const std::string& path, const std::vector<Curve>& curves) {
         << format("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%.3g</text>\n", kLeft - 6, y(loss) + 4, loss);
   }
   out << format("<text x=\"%.1f\" y=\"%.1f\">step 0</text>\n", kLeft, kHeight - 14)
-      << format("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">step %.0f</text>\n", kWidth - kRight, kHeight - 14, steps);
+      << format("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">step %.0f</text>\n", kWidth - kRight, kHeight - 14,
+                steps);
   constexpr const char* kColors[] = {"#1565c0", "#e65100"};
   for (std::size_t i = 0; i < curves.size(); ++i) {
     // The second is dashed: where both are the same, both are seen.
@@ -111,8 +113,8 @@ void write_svg(const std::string& path, const std::vector<Curve>& curves) {
       out << format("%.1f,%.1f ", x(static_cast<double>(step)), y(curves[i].losses[step]));
     }
     out << "\"/>\n"
-        << format("<text x=\"%.1f\" y=\"%.1f\" fill=\"%s\">%s</text>\n", kLeft + 12 + 260 * static_cast<double>(i), kTop - 8,
-                  kColors[i % 2], curves[i].name.c_str());
+        << format("<text x=\"%.1f\" y=\"%.1f\" fill=\"%s\">%s</text>\n", kLeft + 12 + 260 * static_cast<double>(i),
+                  kTop - 8, kColors[i % 2], curves[i].name.c_str());
   }
   out << "</svg>\n";
 }
@@ -141,7 +143,8 @@ std::string table_of(const std::string& name, const TrainResult& result, const T
   }
   out << "communication of one step, on rank 0:" << (result.communication.empty() ? " none" : "") << '\n';
   for (const auto& [kind, sum] : result.communication) {
-    out << format("  %4ld x %-24s %12s received\n", static_cast<long>(sum.count), kind.c_str(), in_bytes(sum.bytes).c_str());
+    out << format("  %4ld x %-24s %12s received\n", static_cast<long>(sum.count), kind.c_str(),
+                  in_bytes(sum.bytes).c_str());
   }
   return out.str();
 }

@@ -71,8 +71,8 @@ TrainResult train(const Tokens& tokens, const TrainOptions& options, const dtens
     if (step == 1) recorder.emplace();
     const at::Tensor batch = tokens.batch(options, step);
     optimizer.zero_grad();
-    const at::Tensor loss = model->loss(place(batch.narrow(1, 0, options.model.context)),
-                                        place(batch.narrow(1, 1, options.model.context)));
+    const at::Tensor loss =
+        model->loss(place(batch.narrow(1, 0, options.model.context)), place(batch.narrow(1, 1, options.model.context)));
     loss.backward();
     optimizer.step();
     const double value = loss.item<double>();

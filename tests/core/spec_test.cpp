@@ -220,8 +220,7 @@ TEST(Spec, WithPlacementChangesOneMeshDim) {
   EXPECT_EQ(after("f32[8,6] @ 2x2(dp,tp) : S(0),S(1)", 1, Partial()), "f32[8,6] @ 2x2(dp,tp) : S(0),P(sum)");
   // The new cut comes last: fully sharding over tensor parallel leaves one run of rows per rank.
   EXPECT_EQ(after("f32[10,6] @ 2x2(dp,tp) : R,S(0)", 0, Shard(0)), "f32[10,6] @ 2x2(dp,tp) : S(0)[1],S(0)[0]");
-  EXPECT_EQ(after("f32[(3*5),8] @ 2x2(dp,tp) : R,S(0.1)", 0, Shard(0)),
-            "f32[(3*5),8] @ 2x2(dp,tp) : S(0.0),S(0.1)");
+  EXPECT_EQ(after("f32[(3*5),8] @ 2x2(dp,tp) : R,S(0.1)", 0, Shard(0)), "f32[(3*5),8] @ 2x2(dp,tp) : S(0.0),S(0.1)");
   EXPECT_ERROR(with_placement_on(Spec::parse("f32[8,6] @ 2(tp) : R"), 0, Shard(2)), kInvalidArgument,
                "[with_placement_on] a placement that the tensor cannot take here; got S(2) on mesh dim 0 of f32[8,6] @ "
                "2(tp) : R; expected R, P, or a plain S of one of its dims");

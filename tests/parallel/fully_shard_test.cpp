@@ -161,8 +161,8 @@ TEST(FullyShard, ClipsByTheNormOfAll) {
     net->forward(at::Tensor(distribute_tensor(x, mesh, {Shard(0), Replicate()}))).pow(2).sum().backward();
     EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(net->parameters(), 0.01), expected, 1e-12 * expected);
     for (std::size_t i = 0; i < plain->parameters().size(); ++i) {
-      EXPECT_TRUE(at::allclose(DTensor(net->parameters()[i].grad()).full_tensor(), plain->parameters()[i].grad(),
-                               1e-12, 1e-14))
+      EXPECT_TRUE(
+          at::allclose(DTensor(net->parameters()[i].grad()).full_tensor(), plain->parameters()[i].grad(), 1e-12, 1e-14))
           << i;
     }
   });
@@ -174,7 +174,9 @@ TEST(FullyShard, SaysWhatIsWrong) {
     auto net = make_net(4, 1);
     EXPECT_EQ(error_of([&] { fully_shard(net, mesh); }),
               "[fully_shard] a mesh of several dims; got 2x2(dp,tp); expected one dim; try mesh[\"tp\"]");
-    EXPECT_EQ(error_of([&] { fully_shard(net, mesh.flatten({"dp", "tp"}, "all")); }),
+    EXPECT_EQ(error_of([&] {
+                fully_shard(net, mesh.flatten({"dp", "tp"}, "all"));
+              }),
               "[fully_shard] a mesh dim that is not one of the whole mesh's; got 4(all) of 2x2(dp,tp); try one of its "
               "dims, by name");
   });

@@ -37,8 +37,8 @@ inline Text text_of(const GptOptions& options, std::int64_t batch, std::int64_t 
 
 inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name, std::vector<at::Tensor> all) {
   if (name == "SGD") {
-    return std::make_unique<torch::optim::SGD>(
-        std::move(all), torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01));
+    return std::make_unique<torch::optim::SGD>(std::move(all),
+                                               torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01));
   }
   return std::make_unique<torch::optim::AdamW>(std::move(all), torch::optim::AdamWOptions(0.005).weight_decay(0.1));
 }

@@ -64,10 +64,11 @@ TEST(ParallelizeModule, LayoutsFollowTheStyles) {
         mlp->parameters()[i].copy_(plain->parameters()[i]);
       }
     }
-    parallelize_module(mlp, mesh, {{"tokens", RowwiseParallel({.output = Shard(1)})},
-                                   {"norm", SequenceParallel()},
-                                   {"up", ColwiseParallel()},
-                                   {"down", RowwiseParallel({.output = Shard(1)})}});
+    parallelize_module(mlp, mesh,
+                       {{"tokens", RowwiseParallel({.output = Shard(1)})},
+                        {"norm", SequenceParallel()},
+                        {"up", ColwiseParallel()},
+                        {"down", RowwiseParallel({.output = Shard(1)})}});
     const at::Tensor text = at::arange(15, at::kLong).remainder(7).view({3, 5});
     const at::Tensor x = distribute_tensor(text, mesh, {Replicate()});
     const at::Tensor embedded = mlp->tokens(x);
@@ -118,14 +119,20 @@ TEST(ParallelizeModule, SaysWhatIsWrong) {
   run_ranks(2, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
     Mlp mlp;
-    EXPECT_EQ(error_of([&] { parallelize_module(mlp, mesh, {{"upp", ColwiseParallel()}}); }),
+    EXPECT_EQ(error_of([&] {
+                parallelize_module(mlp, mesh, {{"upp", ColwiseParallel()}});
+              }),
               "[parallelize_module] a name in the plan that fits no module; got \"upp\"; expected a module's name; the "
               "nearest are \"up\", \"norm\", \"down\"");
-    EXPECT_EQ(error_of([&] { parallelize_module(mlp, mesh, {{"norm", ColwiseParallel()}}); }),
+    EXPECT_EQ(error_of([&] {
+                parallelize_module(mlp, mesh, {{"norm", ColwiseParallel()}});
+              }),
               "[parallelize_module] ColwiseParallel of a module that is neither; got \"norm\", a "
               "torch::nn::LayerNormImpl; expected a Linear or an Embedding; try distribute_module, with the placements "
               "of its parameters");
-    EXPECT_EQ(error_of([&] { parallelize_module(mlp, mesh, {{"up", ColwiseParallel({.blocks = 2})}}); }),
+    EXPECT_EQ(error_of([&] {
+                parallelize_module(mlp, mesh, {{"up", ColwiseParallel({.blocks = 2})}});
+              }),
               "[parallelize_module] a dim that does not consist of so many blocks; got 2 blocks of \"up.weight\", "
               "f64[9,6], dim 0; expected a divisor of 9");
     EXPECT_FALSE(is_dtensor(mlp->up->weight)) << "nothing was changed";
@@ -133,7 +140,9 @@ TEST(ParallelizeModule, SaysWhatIsWrong) {
   run_ranks(4, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "tp"});
     Mlp mlp;
-    EXPECT_EQ(error_of([&] { parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}); }),
+    EXPECT_EQ(error_of([&] {
+                parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}});
+              }),
               "[parallelize_module] a mesh of several dims; got 2x2(dp,tp); expected one dim; try mesh[\"tp\"]");
   });
 }

@@ -17,8 +17,8 @@ Process::Result train(std::vector<std::string> words) {
 
 // Three heads, and as many letters as the text has: neither can be divided by two.
 std::vector<std::string> small(std::vector<std::string> words) {
-  words.insert(words.end(), {"--data", TRAIN_TEXT, "--steps", "50", "--batch", "5", "--context", "12", "--width", "24", "--heads",
-                             "3", "--layers", "2", "--dtype", "f64", "--compare"});
+  words.insert(words.end(), {"--data", TRAIN_TEXT, "--steps", "50", "--batch", "5", "--context", "12", "--width", "24",
+                             "--heads", "3", "--layers", "2", "--dtype", "f64", "--compare"});
   return words;
 }
 
@@ -50,8 +50,8 @@ TEST(Train, UnderMpirun) {
 
 TEST(Train, WritesTheLosses) {
   const std::string csv = ::testing::TempDir() + "/losses.csv", svg = ::testing::TempDir() + "/losses.svg";
-  const auto result = train({"--data", TRAIN_TEXT, "--steps", "3", "--width", "8", "--heads", "2", "--layers", "1", "--mesh", "dp=2",
-                             "--csv", csv, "--svg", svg});
+  const auto result = train({"--data", TRAIN_TEXT, "--steps", "3", "--width", "8", "--heads", "2", "--layers", "1",
+                             "--mesh", "dp=2", "--csv", csv, "--svg", svg});
   ASSERT_EQ(result.code, 0) << result.err;
   std::ifstream file(csv);
   std::string line;
