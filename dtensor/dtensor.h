@@ -18,6 +18,7 @@
 #include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/explain.h"
 #include "dtensor/runtime/factories.h"
+#include "dtensor/runtime/init.h"
 #include "dtensor/runtime/local_map.h"
 #include "dtensor/runtime/mesh_scope.h"
 #include "dtensor/runtime/module.h"

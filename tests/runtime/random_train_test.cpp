@@ -8,6 +8,7 @@
 
 #include "dtensor/comm/world.h"
 #include "dtensor/runtime/dispatch.h"
+#include "dtensor/runtime/init.h"
 #include "dtensor/runtime/module.h"
 #include "dtensor/runtime/random.h"
 #include "tests/runtime/helpers.h"
@@ -178,6 +179,8 @@ TEST(RandomTraining, Initialisers) {
       {"ones_", [](const at::Tensor& w) { init::ones_(w); }},
       {"zeros_", [](const at::Tensor& w) { init::zeros_(w); }},
       {"eye_", [](const at::Tensor& w) { init::eye_(w); }},
+      {"orthogonal_", [](const at::Tensor& w) { orthogonal_(w, 2); }},
+      {"sparse_", [](const at::Tensor& w) { sparse_(w, 0.5); }},
       // A normal distribution cut off at two deviations, as it is usually drawn.
       {"truncated", [](const at::Tensor& w) { w.uniform_(-0.95, 0.95).erfinv_().mul_(std::sqrt(2.0)).clamp_(-2, 2); }},
   };
@@ -200,6 +203,16 @@ TEST(RandomTraining, Initialisers) {
     EXPECT_NE(error_of([&] { init::orthogonal_(w); }).find("a plain tensor among distributed ones"), std::string::npos);
     EXPECT_NE(error_of([&] { init::sparse_(w, 0.5); }).find("a plain tensor among distributed ones"),
               std::string::npos);
+    for (const Dims& shape : {Dims{6, 4}, Dims{4, 6}, Dims{3, 2, 2}}) {
+      const DTensor t = zeros({shape.data(), shape.size()}, mesh, {Shard(0)}, at::kDouble);
+      orthogonal_(t, 3);
+      const at::Tensor flat = t.full_tensor().view({shape[0], -1});
+      const at::Tensor square = flat.size(0) > flat.size(1) ? flat.t().mm(flat) : flat.mm(flat.t());
+      EXPECT_TRUE(at::allclose(square, at::eye(square.size(0), at::kDouble) * 9, 1e-10, 1e-10));
+    }
+    sparse_(w, 0.4, 2);  // 3 of 6 rows, rounded up
+    EXPECT_TRUE(at::equal(w.full_tensor().eq(0).sum(0), at::full({4}, 3, at::kLong)));
+    EXPECT_EQ(error_of([&] { sparse_(w, 1.5); }), "[sparse_] a part of the values; got 1.500000; expected from 0 to 1");
   });
 }
 
