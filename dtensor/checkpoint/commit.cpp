@@ -23,6 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::string_view kSaving = ".saving-";
 constexpr std::string_view kRemoving = ".removing-";
+constexpr std::string_view kFailed = ".failed-";
 
 std::string fresh_id() {
   std::random_device device;
@@ -119,7 +120,8 @@ Commit::Commit(const std::string& root, std::optional<std::int64_t> number, std:
   for (fs::directory_iterator at(root, error), end; !error && at != end; at.increment(error)) {
     const std::string name = at->path().filename().string();
     std::error_code ignored;
-    if (name.starts_with(kSaving) || name.starts_with(kRemoving)) fs::remove_all(at->path(), ignored);
+    if (name.starts_with(kSaving) || name.starts_with(kRemoving) || name.starts_with(kFailed))
+      fs::remove_all(at->path(), ignored);
   }
   if (!number) {
     const std::vector<std::int64_t> steps = list_steps(root);
@@ -132,6 +134,18 @@ Commit::Commit(const std::string& root, std::optional<std::int64_t> number, std:
     ::close(lock_);
     fail_system("cannot make a folder", folder_, why);
   }
+}
+
+void Commit::fail(const std::string& why) {
+  try {
+    const File file = File::create(failure_path(root_, id_));
+    file.write_at(why.data(), static_cast<std::int64_t>(why.size()), 0);
+  } catch (const Error&) {  // the disk may be full: they will miss the folder and the checkpoint
+  }
+}
+
+std::string failure_path(const std::string& root, const std::string& id) {
+  return root + "/" + std::string(kFailed) + id;
 }
 
 Commit::~Commit() {

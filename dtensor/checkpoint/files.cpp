@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "dtensor/checkpoint/checksum.h"
@@ -129,8 +130,8 @@ std::string read_text(const std::string& path, std::int64_t most) {
 StoredFile write_file(const std::string& path, std::vector<WriteEntry> entries, FileWords words,
                       const CheckpointInfo* info, const WriteProgress& progress) {
   std::vector<StoredEntry> stored;
-  std::map<std::string, const WriteEntry*> by_name;
-  for (const WriteEntry& entry : entries) {
+  std::map<std::string, WriteEntry*> by_name;
+  for (WriteEntry& entry : entries) {
     stored.push_back({.name = entry.name, .dtype = entry.dtype, .shape = entry.shape});
     by_name[entry.name] = &entry;
     words.entries[entry.name] = entry.words;
@@ -146,7 +147,7 @@ StoredFile write_file(const std::string& path, std::vector<WriteEntry> entries, 
   std::vector<char> scratch;
   std::int64_t synced = data_begin;
   for (const StoredEntry& entry : stored) {
-    const WriteEntry& source = *by_name.at(entry.name);
+    WriteEntry& source = *by_name.at(entry.name);
     std::uint32_t sum = 0;
     for (std::int64_t at = 0; at < entry.bytes();) {
       const std::int64_t end = std::min(at + kChunk, entry.bytes());
@@ -162,6 +163,7 @@ StoredFile write_file(const std::string& path, std::vector<WriteEntry> entries, 
       }
     }
     words.entries[entry.name].checksum = sum;
+    source.data = {};  // and what it held
   }
   const std::string header = print();
   file.write_at(header.data(), static_cast<std::int64_t>(header.size()), 0);
@@ -199,8 +201,15 @@ std::optional<StoredFile> write_rank(const std::string& folder, const std::strin
   FileWords words;
   words.id = id;
   words.rank = rank;
+  // It gets its name when it is complete: who waits for it needs to know no more.
   const std::string name = file_name_of(rank, static_cast<std::int64_t>(plan.bytes.size()));
-  return write_file(folder + "/" + name, std::move(entries), std::move(words), rank == 0 ? &info : nullptr, progress);
+  const std::string unfinished = folder + "/." + name + ".part";
+  StoredFile file = write_file(unfinished, std::move(entries), std::move(words), rank == 0 ? &info : nullptr, progress);
+  file.name = name;
+  if (std::rename(unfinished.c_str(), (folder + "/" + name).c_str()) != 0) {
+    fail_system("cannot give a file its name", folder + "/" + name, errno);
+  }
+  return file;
 }
 
 CheckpointIndex index_of(const std::string& id, const std::vector<SaveItem>& items, const SavePlan& plan,

@@ -94,6 +94,8 @@ class Commit {
   const std::string& target() const noexcept { return target_; }
   // Writes the index, renames, and removes all but the last `keep` checkpoints (0: removes none).
   void finish(const CheckpointIndex& index, std::int64_t keep);
+  // Leaves word of what went wrong for those who look at the folder; see failure_path.
+  void fail(const std::string& why);
 
  private:
   std::string root_;
@@ -104,7 +106,9 @@ class Commit {
   bool finished_ = false;
 };
 
-// `dtensor` is told what the system answers in errors: `No space left on device`.
+std::string failure_path(const std::string& root, const std::string& id);
+
+// With what the system answered: `No space left on device`.
 [[noreturn]] void fail_system(std::string_view what, const std::string& path, int error);
 
 }  // namespace dtensor

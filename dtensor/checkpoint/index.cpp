@@ -254,6 +254,15 @@ std::optional<FileWords> parse_words(const StoredHeader& header, std::string_vie
   return result;
 }
 
+void check_info(const CheckpointInfo& info) {
+  for (const auto* words : {&info.metadata, &info.state}) {
+    for (const auto& [key, value] : *words) {
+      check_text(key, "save_checkpoint");
+      check_text(value, "save_checkpoint");
+    }
+  }
+}
+
 void add_info(const CheckpointInfo& info, std::map<std::string, std::string>& metadata) {
   const std::string prefix = kPrefix;
   if (info.step) metadata[prefix + "step"] = std::to_string(*info.step);

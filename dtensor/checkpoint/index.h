@@ -72,6 +72,8 @@ std::map<std::string, std::string> print_words(const FileWords& words);
 // No value where the file is not one of ours.
 std::optional<FileWords> parse_words(const StoredHeader& header, std::string_view file);
 
+// An error unless it can be written: text is UTF-8.
+void check_info(const CheckpointInfo& info);
 // Info as the first file has it too, for who reads files alone.
 void add_info(const CheckpointInfo& info, std::map<std::string, std::string>& metadata);
 
