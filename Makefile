@@ -47,11 +47,11 @@ fuzz:
 	@bash cmake/setup.sh core fuzz
 	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DDTENSOR_TORCH=OFF -DDTENSOR_FUZZ=ON \
 	  -DDTENSOR_TOOLS=OFF -DDTENSOR_SANITIZE=address,undefined; \
-	cmake --build build/fuzz -j $(JOBS) --target fuzz_text fuzz_rendezvous; \
-	for target in core:fuzz_text comm:fuzz_rendezvous; do \
+	cmake --build build/fuzz -j $(JOBS) --target fuzz_text fuzz_rendezvous fuzz_checkpoint; \
+	for target in core:fuzz_text comm:fuzz_rendezvous checkpoint:fuzz_checkpoint; do \
 	  folder=$${target%%:*}; name=$${target##*:}; program=$$(find build/fuzz/tests -name $$name -type f); \
 	  mkdir -p build/fuzz/corpus-$$folder; \
-	  $$program -max_total_time=$$(( $(FUZZ_SECONDS) / 2 )) -print_final_stats=1 -timeout=10 -rss_limit_mb=2048 \
+	  $$program -max_total_time=$$(( $(FUZZ_SECONDS) / 3 )) -print_final_stats=1 -timeout=10 -rss_limit_mb=2048 \
 	    -artifact_prefix=build/fuzz/ build/fuzz/corpus-$$folder tests/$$folder/corpus; done
 
 bench:

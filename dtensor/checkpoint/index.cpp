@@ -271,4 +271,25 @@ void add_info(const CheckpointInfo& info, std::map<std::string, std::string>& me
   metadata[prefix + "state"] = Json(info.state).dump();
 }
 
+CheckpointInfo parse_info(const std::map<std::string, std::string>& metadata, std::string_view file) {
+  const Words words{file};
+  CheckpointInfo info;
+  const auto take = [&](const char* name, auto use) {
+    const auto found = metadata.find(kPrefix + std::string(name));
+    if (found != metadata.end()) use(found->second);
+  };
+  const auto read = [&](const std::string& text) {
+    return words.words(Json{{"", parse_strict(text, "checkpoint")}}, "");
+  };
+  take("step", [&](const std::string& text) {
+    Scanner in(text, "checkpoint", "a step");
+    info.step = in.size();
+    in.expect_end();
+  });
+  take("random", [&](const std::string& text) { info.random = text; });
+  take("metadata", [&](const std::string& text) { info.metadata = read(text); });
+  take("state", [&](const std::string& text) { info.state = read(text); });
+  return info;
+}
+
 }  // namespace dtensor

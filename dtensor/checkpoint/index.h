@@ -76,5 +76,6 @@ std::optional<FileWords> parse_words(const StoredHeader& header, std::string_vie
 void check_info(const CheckpointInfo& info);
 // Info as the first file has it too, for who reads files alone.
 void add_info(const CheckpointInfo& info, std::map<std::string, std::string>& metadata);
+CheckpointInfo parse_info(const std::map<std::string, std::string>& metadata, std::string_view file);
 
 }  // namespace dtensor

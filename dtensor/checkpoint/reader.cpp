@@ -147,6 +147,7 @@ Checkpoint Checkpoint::open(const std::string& path) {
     checkpoint.index_.files.push_back(StoredFile{where.filename().string()});
     checkpoint.data_.resize(1);
     checkpoint.add_whole(0);
+    checkpoint.index_.info = parse_info(checkpoint.data_[0]->header().metadata, file);
     checkpoint.path_ = file;
     return checkpoint;
   }
@@ -171,6 +172,11 @@ Checkpoint Checkpoint::open(const std::string& path) {
     }
   }
   return checkpoint;
+}
+
+bool Checkpoint::has_checksums() const noexcept {
+  return is_ours() ||
+         std::all_of(data_.begin(), data_.end(), [](const auto& data) { return data && data->words() != nullptr; });
 }
 
 void Checkpoint::add_whole(std::int64_t number) {

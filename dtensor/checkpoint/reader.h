@@ -63,6 +63,9 @@ class Checkpoint {
   // Did we write it? Then it has an id, checksums and all the rest.
   bool is_ours() const noexcept { return !index_.id.empty(); }
 
+  // One of our files alone has no id, but checksums.
+  bool has_checksums() const noexcept;
+
   // The part of a tensor that the wanted layout gives to this coordinate, of the type that the files have. Opens only
   // the files that have some of it. Returns the bytes read: those of the part.
   std::int64_t read(const std::string& name, const Spec& wants, const Dims& coordinate, const Dims& stride, void* to);

@@ -178,14 +178,12 @@ class Behind {
     }
     job_.parts.clear();
     if (job_.rank == 0) return complete(std::move(mine), error);
-    if (!error.empty()) {
-      leave_word(error);
-      throw Error(ErrorKind::kInvalidArgument, error);
-    }
+    if (!error.empty()) leave_word(error);
     const bool gone = wait_until(job_.options.timeout, [&] { return !fs::exists(job_.folder, ignored_); });
     if (!gone) refuse("rank 0 has not completed it in time");
     const std::string word = word_at(failure_path(job_.root, job_.id));
     if (!word.empty()) throw Error(ErrorKind::kInvalidArgument, word);
+    if (!error.empty()) throw Error(ErrorKind::kInvalidArgument, error);
     const std::string path = job_.target + "/" + kIndexName;
     if (!fs::exists(path, ignored_)) refuse("rank 0 has not completed it");
     const ParsedIndex index = parse_index(read_text(path, kMaxIndexBytes), path);
@@ -223,11 +221,18 @@ class Behind {
   }
 
   void complete(std::optional<StoredFile> mine, std::string error) {
+    if (!error.empty() && ranks_ > 1) error += "; it happened on rank 0";
+    std::vector<std::optional<StoredFile>> files{std::move(mine)};
+    // All of them have ended before anything is removed.
+    for (std::int64_t rank = 1; rank < ranks_; ++rank) {
+      try {
+        files.push_back(wait_for(rank));
+      } catch (const std::exception& caught) {
+        if (error.empty()) error = caught.what();
+      }
+    }
     try {
-      if (!error.empty())
-        throw Error(ErrorKind::kInvalidArgument, error + (ranks_ > 1 ? "; it happened on rank 0" : ""));
-      std::vector<std::optional<StoredFile>> files{std::move(mine)};
-      for (std::int64_t rank = 1; rank < ranks_; ++rank) files.push_back(wait_for(rank));
+      if (!error.empty()) throw Error(ErrorKind::kInvalidArgument, error);
       job_.commit->finish(index_of(job_.id, job_.items, job_.plan, std::move(files), job_.info), job_.options.keep);
     } catch (const std::exception& caught) {
       job_.commit->fail(caught.what());
