@@ -16,9 +16,9 @@ found=$$(bash cmake/find_torch.sh); read -r prefix version source <<<"$$found"; 
 build=build/torch-$$version; echo "-- libtorch $$version ($$source: $$prefix)"
 endef
 
-.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime opdb lint format clean
+.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime bench-checkpoint opdb lint format clean
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime opdb lint format clean'
+	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime bench-checkpoint opdb lint format clean'
 
 build:
 	@bash cmake/setup.sh core comm
@@ -66,6 +66,14 @@ bench-runtime:
 	cmake --build $$build -j $(JOBS) --target bench_dispatch bench_redistribute bench_random; \
 	for name in dispatch redistribute random; do $$build/bench/runtime/bench_$$name; done; \
 	python=$${prefix%/lib/python3*}/bin/python3; if [ -x "$$python" ]; then "$$python" bench/runtime/upstream.py; fi
+
+# Planning, saving and loading checkpoints, beside dd and memcpy; 2 GB in BENCH_FOLDER.
+BENCH_FOLDER ?= $(or $(TMPDIR),/tmp)
+bench-checkpoint:
+	@bash cmake/setup.sh core comm bench
+	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix -DDTENSOR_BENCH=ON >/dev/null; \
+	cmake --build $$build -j $(JOBS) --target bench_checkpoint_plan bench_checkpoint; \
+	$$build/bench/checkpoint/bench_checkpoint_plan; $$build/bench/checkpoint/bench_checkpoint $(BENCH_FOLDER)
 
 # All of PyTorch's operator database on distributed tensors; OPDB='--op add --mesh 4' runs a part (tests/opdb/run.py --help).
 OPDB ?=

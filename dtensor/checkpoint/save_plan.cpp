@@ -47,14 +47,17 @@ Shares shares_of(const Spec& spec) {
   return shares;
 }
 
-// The layout in which those who held the same each have a part of it; no value where nothing can be cut evenly enough.
+// The layout in which those who held the same each have a part of it; no value where nothing can be cut, or the
+// parts would be small.
 std::optional<Spec> cut_among_replicas(const Spec& spec) {
   DimLayouts dims = spec.dims();
   Dims shape = spec.local_shape(Dims(static_cast<std::size_t>(spec.mesh().ndim())));
+  std::int64_t bytes = spec.local_bytes(Dims(static_cast<std::size_t>(spec.mesh().ndim())));
   bool any = false;
   for (const std::int64_t m : replica_dims(spec)) {
     const std::int64_t count = spec.mesh().shape()[m];
-    if (count == 1) continue;
+    if (count == 1 || bytes / count < kLeastPiece) continue;
+    bytes /= count;
     // The first dim that is long enough: the parts are runs of the row-major whole then.
     std::size_t d = 0;
     while (d < shape.size() && (shape[d] < count || dims[d].size() != 1 || has_virtual(dims[d][0]))) ++d;
