@@ -16,9 +16,9 @@ found=$$(bash cmake/find_torch.sh); read -r prefix version source <<<"$$found"; 
 build=build/torch-$$version; echo "-- libtorch $$version ($$source: $$prefix)"
 endef
 
-.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime bench-train opdb lint format api clean
+.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime bench-train bench-checkpoint opdb lint format api clean
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime bench-train opdb lint format api clean'
+	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime bench-train bench-checkpoint opdb lint format api clean'
 
 build:
 	@bash cmake/setup.sh core comm
@@ -47,11 +47,11 @@ fuzz:
 	@bash cmake/setup.sh core fuzz
 	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DDTENSOR_TORCH=OFF -DDTENSOR_FUZZ=ON \
 	  -DDTENSOR_TOOLS=OFF -DDTENSOR_SANITIZE=address,undefined; \
-	cmake --build build/fuzz -j $(JOBS) --target fuzz_text fuzz_rendezvous; \
-	for target in core:fuzz_text comm:fuzz_rendezvous; do \
+	cmake --build build/fuzz -j $(JOBS) --target fuzz_text fuzz_rendezvous fuzz_checkpoint; \
+	for target in core:fuzz_text comm:fuzz_rendezvous checkpoint:fuzz_checkpoint; do \
 	  folder=$${target%%:*}; name=$${target##*:}; program=$$(find build/fuzz/tests -name $$name -type f); \
 	  mkdir -p build/fuzz/corpus-$$folder; \
-	  $$program -max_total_time=$$(( $(FUZZ_SECONDS) / 2 )) -print_final_stats=1 -timeout=10 -rss_limit_mb=2048 \
+	  $$program -max_total_time=$$(( $(FUZZ_SECONDS) / 3 )) -print_final_stats=1 -timeout=10 -rss_limit_mb=2048 \
 	    -artifact_prefix=build/fuzz/ build/fuzz/corpus-$$folder tests/$$folder/corpus; done
 
 bench:
@@ -73,6 +73,14 @@ bench-train:
 	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix -DDTENSOR_BENCH=ON; \
 	cmake --build $$build -j $(JOBS) --target bench_train; $$build/bench/train/bench_train; \
 	python=$${prefix%/lib/python3*}/bin/python3; if [ -x "$$python" ]; then "$$python" bench/train/upstream.py; fi
+
+# Planning, saving and loading checkpoints, beside dd and memcpy; 2 GB in BENCH_FOLDER.
+BENCH_FOLDER ?= $(or $(TMPDIR),/tmp)
+bench-checkpoint:
+	@bash cmake/setup.sh core comm bench
+	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix -DDTENSOR_BENCH=ON >/dev/null; \
+	cmake --build $$build -j $(JOBS) --target bench_checkpoint_plan bench_checkpoint; \
+	$$build/bench/checkpoint/bench_checkpoint_plan; $$build/bench/checkpoint/bench_checkpoint $(BENCH_FOLDER)
 
 # All of PyTorch's operator database on distributed tensors; OPDB='--op add --mesh 4' runs a part (tests/opdb/run.py --help).
 OPDB ?=

@@ -39,9 +39,11 @@ if [ -n "${TORCH:-}" ] && [ "$TORCH" != debian ]; then
     "$venv/bin/pip" install --quiet --disable-pip-version-check "torch==$TORCH" numpy >&2
     touch "$venv/ready"
   fi
-  # What torch.testing's operator database imports.
-  "$venv/bin/python" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("expecttest"))' ||
-    "$venv/bin/pip" install --quiet --disable-pip-version-check expecttest >&2
+  # What torch.testing's operator database imports, and what checkpoints are compared with.
+  for package in expecttest safetensors; do
+    "$venv/bin/python" -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$package'))" ||
+      "$venv/bin/pip" install --quiet --disable-pip-version-check "$package" >&2
+  done
   dir=$(config_below "$(python_torch "$venv/bin/python")") || { echo "torch $TORCH has no CMake files" >&2; exit 1; }
   report "$dir" "PyPI"
 fi

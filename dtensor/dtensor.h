@@ -11,6 +11,7 @@
 #include "dtensor/core/tensor_meta.h"
 #include "dtensor/core/view.h"
 #ifdef DTENSOR_HAS_TORCH
+#include "dtensor/checkpoint/checkpoint.h"
 #include "dtensor/comm/world.h"
 #include "dtensor/parallel/fully_shard.h"
 #include "dtensor/parallel/styles.h"

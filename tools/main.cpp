@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "dtensor/core/error.h"
+#include "tools/checkpoint_command.h"
 #include "tools/operators_command.h"
 #include "tools/plan_command.h"
 #include "tools/run_command.h"
@@ -16,6 +17,7 @@ int main(int argc, char** argv) {
   dtensor::add_run_command(app);
   dtensor::add_operators_command(app);
   dtensor::add_train_command(app);
+  dtensor::add_checkpoint_command(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RuntimeError& error) {  // the exit code of what `run` ran

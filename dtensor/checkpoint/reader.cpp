@@ -1,0 +1,315 @@
+#include "dtensor/checkpoint/reader.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <set>
+
+#include "dtensor/checkpoint/checksum.h"
+#include "dtensor/core/error.h"
+#include "dtensor/core/text.h"
+
+namespace dtensor {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::int64_t kReadRun = 4096;   // shorter runs come out of the map: the system reads whole pages anyway
+constexpr std::int64_t kChunk = 1 << 20;  // stays in the cache between read and checksum
+
+// The bytes of the shortest run that a copy is made of.
+std::int64_t run_bytes(const Copy& copy, std::int64_t element) {
+  if (copy.dims.empty()) return element;
+  const Copy::Dim& last = copy.dims.back();
+  return last.from == 1 && last.to == 1 ? last.size * element : element;
+}
+
+}  // namespace
+
+StoredData::StoredData(const std::string& path) : file_(File::open(path)), bytes_(file_.bytes()) {
+  char first[8] = {};
+  file_.read_at(first, std::min<std::int64_t>(8, bytes_), 0);
+  const std::int64_t size =
+      parse_header_size({first, static_cast<std::size_t>(std::min<std::int64_t>(8, bytes_))}, bytes_, path);
+  std::string text(static_cast<std::size_t>(size), '\0');
+  file_.read_at(text.data(), size, 8);
+  header_ = parse_header(text, bytes_, path);
+  header_checksum_ = checksum(text.data(), text.size(), checksum(first, 8));
+  words_ = parse_words(header_, path);
+  for (std::size_t i = 0; i < header_.entries.size(); ++i) by_name_[header_.entries[i].name] = i;
+}
+
+StoredData::~StoredData() {
+  if (mapped_) ::munmap(mapped_, static_cast<std::size_t>(bytes_));
+}
+
+const char* StoredData::map() const {
+  if (!mapped_) {
+    void* const at = ::mmap(nullptr, static_cast<std::size_t>(bytes_), PROT_READ, MAP_SHARED, file_.descriptor(), 0);
+    if (at == MAP_FAILED) fail_system("cannot map a file", path(), errno);
+    mapped_ = at;
+  }
+  return static_cast<const char*>(mapped_);
+}
+
+const StoredEntry* StoredData::find(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &header_.entries[found->second];
+}
+
+const std::uint32_t* StoredData::checksum_of(const StoredEntry& entry) const {
+  if (!words_) return nullptr;
+  const auto found = words_->entries.find(entry.name);
+  return found == words_->entries.end() || !found->second.checksum ? nullptr : &*found->second.checksum;
+}
+
+void StoredData::refuse_checksum(const StoredEntry& entry) const {
+  fail(ErrorKind::kInvalidArgument, "checkpoint",
+       {.what = "the data is not what was saved: its checksum is another",
+        .got = in_quotes(entry.name) + " in " + in_quotes(path()),
+        .advice = "an earlier checkpoint"});
+}
+
+std::int64_t StoredData::read(const StoredEntry& entry, const Copies& copies, void* to) const {
+  const std::int64_t element = element_size(entry.dtype);
+  const std::int64_t base = header_.data_begin + entry.begin;
+  auto* const out = static_cast<char*>(to);
+  if (const std::uint32_t* sum = checksum_of(entry); sum && is_identity(copies, entry.bytes() / element)) {
+    std::uint32_t found = 0;
+    for (std::int64_t at = 0; at < entry.bytes(); at += kChunk) {
+      const std::int64_t n = std::min(kChunk, entry.bytes() - at);
+      file_.read_at(out + at, n, base + at);
+      found = checksum(out + at, static_cast<std::size_t>(n), found);
+    }
+    if (found != *sum) refuse_checksum(entry);
+    return entry.bytes();
+  }
+  std::int64_t bytes = 0;
+  for (const Copy& copy : copies) {
+    bytes += copy.numel() * element;
+    if (run_bytes(copy, element) >= kReadRun) {
+      for_each_run(copy, [&](std::int64_t f, std::int64_t t, std::int64_t n) {
+        file_.read_at(out + t * element, n * element, base + f * element);
+      });
+    } else if (base % element == 0) {
+      play({copy}, map() + base, to, element);
+    } else {  // others' files need not be aligned
+      const char* const from = map() + base;
+      for_each_run(copy, [&](std::int64_t f, std::int64_t t, std::int64_t n) {
+        std::memcpy(out + t * element, from + f * element, static_cast<std::size_t>(n * element));
+      });
+    }
+  }
+  return bytes;
+}
+
+bool StoredData::verify(const StoredEntry& entry) const {
+  const std::uint32_t* sum = checksum_of(entry);
+  if (!sum) return true;
+  std::vector<char> buffer(static_cast<std::size_t>(std::min(kChunk, entry.bytes())));
+  std::uint32_t found = 0;
+  for (std::int64_t at = 0; at < entry.bytes(); at += kChunk) {
+    const std::int64_t n = std::min(kChunk, entry.bytes() - at);
+    file_.read_at(buffer.data(), n, header_.data_begin + entry.begin + at);
+    found = checksum(buffer.data(), static_cast<std::size_t>(n), found);
+  }
+  return found == *sum;
+}
+
+Checkpoint Checkpoint::open(const std::string& path) {
+  Checkpoint checkpoint;
+  checkpoint.path_ = path;
+  std::error_code error;
+  if (!fs::exists(path, error)) fail_system("no checkpoint", path, error ? error.value() : ENOENT);
+  std::string file;
+  if (!fs::is_directory(path, error)) {
+    file = path;
+  } else if (!fs::exists(path + "/" + kIndexName, error)) {
+    if (const auto steps = list_steps(path); !steps.empty()) return open(path + "/" + step_name(steps.back()));
+    std::vector<std::string> files;
+    for (fs::directory_iterator at(path, error), end; !error && at != end; at.increment(error)) {
+      if (at->path().extension() == ".safetensors") files.push_back(at->path().string());
+    }
+    if (files.size() != 1) {
+      fail_invalid(
+          "checkpoint",
+          {.what = "no checkpoint in the folder",
+           .got = in_quotes(path) + " with " + std::to_string(files.size()) + " .safetensors files",
+           .expected = std::string("folders step-00000000 and on, ") + kIndexName + ", or one .safetensors file"});
+    }
+    file = files[0];
+  }
+  if (!file.empty()) {
+    const fs::path where(file);
+    checkpoint.path_ = where.has_parent_path() ? where.parent_path().string() : ".";
+    checkpoint.index_.files.push_back(StoredFile{where.filename().string()});
+    checkpoint.data_.resize(1);
+    checkpoint.add_whole(0);
+    checkpoint.index_.info = parse_info(checkpoint.data_[0]->header().metadata, file);
+    checkpoint.path_ = file;
+    return checkpoint;
+  }
+  const std::string index_path = path + "/" + kIndexName;
+  ParsedIndex parsed = parse_index(read_text(index_path, kMaxIndexBytes), index_path);
+  if (parsed.ours) {
+    checkpoint.index_ = std::move(*parsed.ours);
+    checkpoint.data_.resize(checkpoint.index_.files.size());
+    return checkpoint;
+  }
+  std::set<std::string> names;
+  for (const auto& [name, where] : parsed.weight_map) names.insert(where);
+  for (const std::string& name : names) checkpoint.index_.files.push_back(StoredFile{name});
+  checkpoint.data_.resize(names.size());
+  for (std::size_t i = 0; i < names.size(); ++i) checkpoint.add_whole(static_cast<std::int64_t>(i));
+  for (const auto& [name, where] : parsed.weight_map) {
+    const auto found = checkpoint.index_.tensors.find(name);
+    const auto at = std::distance(names.begin(), names.find(where));
+    if (found == checkpoint.index_.tensors.end() || found->second.spec.mesh().max_rank() != at) {
+      fail_invalid("checkpoint", {.what = "a tensor is not in the file that the index names",
+                                  .got = in_quotes(name) + " in " + in_quotes(where)});
+    }
+  }
+  return checkpoint;
+}
+
+bool Checkpoint::has_checksums() const noexcept {
+  return is_ours() ||
+         std::all_of(data_.begin(), data_.end(), [](const auto& data) { return data && data->words() != nullptr; });
+}
+
+void Checkpoint::add_whole(std::int64_t number) {
+  const StoredData& data = file(number);
+  const Mesh mesh = Mesh::from_ranks({1}, {number});
+  for (const StoredEntry& entry : data.header().entries) {
+    if (data.words()) {  // one of ours, alone: its pieces are no tensors
+      const auto words = data.words()->entries.find(entry.name);
+      if (words != data.words()->entries.end() && !words->second.tensor.empty()) continue;
+    }
+    const Spec spec = Spec::make(TensorMeta(entry.shape, entry.dtype), mesh, {Replicate()});
+    if (!index_.tensors.emplace(entry.name, StoredTensor{spec, 0}).second) {
+      fail_invalid("checkpoint", {.what = "a tensor is in two files", .got = in_quotes(entry.name)});
+    }
+  }
+}
+
+const StoredData& Checkpoint::file(std::int64_t rank) {
+  auto& slot = data_[static_cast<std::size_t>(rank)];
+  if (slot) return *slot;
+  const auto& expected = index_.files[static_cast<std::size_t>(rank)];
+  if (!expected) {
+    fail_invalid("checkpoint", {.what = "a piece lies in a file that the index does not have",
+                                .got = "rank " + std::to_string(rank) + " of " + in_quotes(path_)});
+  }
+  auto data = std::make_unique<StoredData>(path_ + "/" + expected->name);
+  ++opened_;
+  const FileWords* words = data->words();
+  if (is_ours() && (data->bytes() != expected->bytes || data->header_checksum() != expected->header || !words ||
+                    words->id != index_.id || words->rank != rank)) {
+    fail(ErrorKind::kInvalidArgument, "checkpoint",
+         {.what = "not the file that was saved",
+          .got = in_quotes(data->path()) + " of " + std::to_string(data->bytes()) + " bytes, header " +
+                 checksum_text(data->header_checksum()),
+          .expected = std::to_string(expected->bytes) + " bytes, header " + checksum_text(expected->header),
+          .advice = "an earlier checkpoint"});
+  }
+  slot = std::move(data);
+  return *slot;
+}
+
+const StoredEntry& Checkpoint::entry_of(const std::string& name, const StoredTensor& tensor, const Dims& coordinate,
+                                        const StoredData& data) const {
+  const std::string entry_name_here = entry_name(name, tensor, coordinate);
+  const auto refuse = [&](const std::string& what, std::string got, std::string expected) {
+    fail_invalid("checkpoint", {.what = what,
+                                .got = in_quotes(entry_name_here) + " in " + in_quotes(data.path()) + got,
+                                .expected = std::move(expected)});
+  };
+  const StoredEntry* entry = data.find(entry_name_here);
+  if (!entry) refuse("a piece is not in its file", "", {});
+  const Dims shape = entry_shape(tensor, coordinate);
+  if (entry->dtype != tensor.spec.meta().dtype() || !(entry->shape == shape)) {
+    refuse("a piece is of another type or shape than the index says",
+           ": " + TensorMeta(entry->shape, entry->dtype).to_string(),
+           TensorMeta(shape, tensor.spec.meta().dtype()).to_string());
+  }
+  if (!is_ours()) return *entry;
+  const auto words = data.words()->entries.find(entry_name_here);
+  const bool whole = entry_name_here == name;
+  const std::string box = whole ? "" : box_text(box_of(tensor.spec, coordinate));
+  const FileWords::Entry said = words == data.words()->entries.end() ? FileWords::Entry{} : words->second;
+  if (said.tensor != (whole ? "" : name) || said.box != box ||
+      (!whole && !(said.shape == tensor.spec.meta().shape()))) {
+    refuse("a piece is of another box than the index says", ": " + in_quotes(said.box), in_quotes(box));
+  }
+  return *entry;
+}
+
+std::int64_t Checkpoint::read(const std::string& name, const Spec& wants, const Dims& coordinate, const Dims& stride,
+                              void* to) {
+  const auto found = index_.tensors.find(name);
+  if (found == index_.tensors.end()) {
+    fail_invalid("checkpoint", {.what = "no such tensor", .got = in_quotes(name) + " in " + in_quotes(path_)});
+  }
+  std::int64_t bytes = 0;
+  for (const Read& read : plan_reads(found->second, wants, coordinate, stride)) {
+    const StoredData& data = file(read.rank);
+    bytes += data.read(entry_of(name, found->second, read.coordinate, data), read.copies, to);
+  }
+  return bytes;
+}
+
+std::vector<std::string> Checkpoint::verify() {
+  std::vector<std::string> wrong;
+  const auto attempt = [&](auto&& check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      wrong.emplace_back(error.what());
+    }
+  };
+  std::vector<std::set<std::string>> used(index_.files.size());
+  std::set<std::int64_t> broken;
+  for (std::size_t r = 0; r < index_.files.size(); ++r) {
+    if (!index_.files[r]) continue;
+    try {
+      file(static_cast<std::int64_t>(r));
+    } catch (const Error& error) {
+      wrong.emplace_back(error.what());
+      broken.insert(static_cast<std::int64_t>(r));
+    }
+  }
+  for (const auto& [name, tensor] : index_.tensors) {
+    std::int64_t numel = 0;
+    for (std::int64_t rank = 0; rank < static_cast<std::int64_t>(index_.files.size()); ++rank) {
+      const auto at = written_by(tensor, rank);
+      if (!at) continue;
+      numel += checked_product(entry_shape(tensor, *at)).value_or(0);
+      if (broken.contains(rank)) continue;
+      attempt([&] {
+        const StoredData& data = file(rank);
+        const StoredEntry& entry = entry_of(name, tensor, *at, data);
+        used[static_cast<std::size_t>(rank)].insert(entry.name);
+        if (!data.verify(entry)) {
+          fail(ErrorKind::kInvalidArgument, "checkpoint",
+               {.what = "the data is not what was saved: its checksum is another",
+                .got = in_quotes(entry.name) + " in " + in_quotes(data.path())});
+        }
+      });
+    }
+    if (numel != tensor.spec.meta().numel()) wrong.push_back("the pieces of " + in_quotes(name) + " are not all of it");
+  }
+  for (std::size_t r = 0; is_ours() && r < data_.size(); ++r) {
+    if (!data_[r]) continue;
+    for (const StoredEntry& entry : data_[r]->header().entries) {
+      if (!used[r].contains(entry.name)) {
+        wrong.push_back("an entry that belongs to no tensor: " + in_quotes(entry.name) + " in " +
+                        in_quotes(data_[r]->path()));
+      }
+    }
+  }
+  return wrong;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,117 @@
+#pragma once
+
+// Checkpoints without libtorch: tensors whose elements are their own row-major index, saved and read by pretended
+// ranks.
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "dtensor/checkpoint/reader.h"
+
+namespace dtensor::testing {
+
+// A folder of its own that goes when the test ends.
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "dtensor-checkpoint-XXXXXX").string();
+    path_ = ::mkdtemp(pattern.data());
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+// The bytes of element `index` of a tensor of this type, salted so that tensors differ.
+inline void put_element(char* to, std::int64_t size, std::int64_t index, std::int64_t salt) {
+  std::uint64_t value =
+      static_cast<std::uint64_t>(index + 1) * 0x9e3779b97f4a7c15ull + static_cast<std::uint64_t>(salt);
+  for (std::int64_t b = 0; b < size; ++b) to[b] = static_cast<char>(value >> (8 * (b % 8)));
+}
+
+// What the rank at this coordinate holds, row-major.
+inline std::vector<char> part_of(const Spec& spec, const Dims& coordinate, std::int64_t salt) {
+  const std::int64_t size = element_size(spec.meta().dtype());
+  const Box box = box_of(spec, coordinate);
+  std::vector<char> part(static_cast<std::size_t>(box.numel() * size));
+  for_each_run(box, spec.meta().shape(), [&](std::int64_t global, std::int64_t local, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) put_element(part.data() + (local + i) * size, size, global + i, salt);
+  });
+  return part;
+}
+
+inline std::int64_t salt_of(const std::string& name) {
+  std::int64_t salt = 7;
+  for (const char c : name) salt = salt * 31 + c;
+  return salt;
+}
+
+// All ranks' parts, one rank after the other; returns the checkpoint's folder.
+inline std::string save_all(const std::string& root, const std::vector<SaveItem>& items, std::int64_t ranks,
+                            const CheckpointInfo& info = {}, std::int64_t keep = 0) {
+  const SavePlan plan = plan_save(items, ranks);
+  Commit commit(root, info.step, 1000);
+  std::vector<std::optional<StoredFile>> files;
+  std::vector<std::vector<char>> parts;
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    parts.clear();
+    parts.reserve(items.size());
+    files.push_back(
+        write_rank(commit.folder(), commit.id(), items, plan, rank, info, [&](std::size_t i, const Dims& at) {
+          parts.push_back(part_of(plan.tensors[i].spec, at, salt_of(items[i].name)));
+          return data_at(parts.back().data());
+        }));
+  }
+  commit.finish(index_of(commit.id(), items, plan, std::move(files), info), keep);
+  return commit.target();
+}
+
+// Reads a tensor in another layout on all its ranks and compares every byte; the bytes that were read.
+inline std::int64_t expect_reads(Checkpoint& checkpoint, const std::string& name, const Spec& wants) {
+  std::int64_t total = 0;
+  for (const std::int64_t rank : wants.mesh().ranks()) {
+    const Dims at = *wants.mesh().coordinate(rank);
+    const std::vector<char> expected = part_of(wants, at, salt_of(name));
+    std::vector<char> got(expected.size(), 'x');
+    const Dims stride = row_major_stride(wants.local_shape(at));
+    const std::int64_t bytes = checkpoint.read(name, wants, at, stride, got.data());
+    EXPECT_EQ(bytes, static_cast<std::int64_t>(expected.size())) << wants.to_string() << " on rank " << rank;
+    EXPECT_TRUE(got == expected) << name << " as " << wants.to_string() << " on rank " << rank;
+    total += bytes;
+  }
+  return total;
+}
+
+inline std::string bytes_of(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+inline void write_bytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace dtensor::testing
