@@ -45,6 +45,9 @@ bool SearchSpace::prepare() {
     }
   }
   even_ = context_.even = all_even();
+  const auto power_of_two = [](std::int64_t n) { return std::has_single_bit(static_cast<std::uint64_t>(n)); };
+  context_.binary = even_ && std::all_of(context_.sizes.begin(), context_.sizes.end(), power_of_two) &&
+                    std::all_of(context_.virtuals.begin(), context_.virtuals.end(), power_of_two);
   choose_samples();
   choose_levels();
   initially_free_ = active_ & ~start_.partial;
