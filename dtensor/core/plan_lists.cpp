@@ -181,9 +181,10 @@ void CutLists::describe_level(CutList& list, std::size_t level) const {
     const Bits mine = bits_of(list.entries, context_->within[level]);
     const Bits& goal = goal_bits_[level];
     list.levels[level].held = left_of(mine.said);
+    const std::uint64_t both = mine.said & goal.said;
+    const std::int64_t common = left_of(mine.said | goal.said);
     for (std::size_t k = 0; k < context_->samples.size(); ++k) {
-      const bool apart = ((mine.ones[k] ^ goal.ones[k]) & mine.said & goal.said) != 0;
-      list.levels[level].common[k] = apart ? 0 : left_of(mine.said | goal.said);
+      list.levels[level].common[k] = ((mine.ones[k] ^ goal.ones[k]) & both) != 0 ? 0 : common;
     }
     return;
   }
