@@ -36,10 +36,14 @@ test-core:
 	@bash cmake/setup.sh core
 	@cmake --preset core; cmake --build --preset core -j $(JOBS); ctest --preset core -j $(JOBS)
 
-# Sanitizers run on core: the threads and files of later parts join them here.
+# Core, then ranks that are threads on libtorch, which is not itself instrumented; what is ours around it is.
+SANITIZED := threads reduce fingerprint
 asan tsan:
 	@bash cmake/setup.sh core
 	@cmake --preset $@ -DDTENSOR_TORCH=OFF; cmake --build --preset $@ -j $(JOBS); ctest --preset $@ -j $(JOBS)
+	@$(find_torch); cmake --preset $@ -DDTENSOR_TORCH=ON -DTorch_DIR=$$prefix; \
+	cmake --build --preset $@ -j $(JOBS) --target $(SANITIZED:%=test_comm_%); \
+	for name in $(SANITIZED); do build/$@/tests/comm/test_comm_$$name --gtest_brief=1; done
 
 # What reads bytes from outside under libFuzzer, for so long in all, each with its corpus.
 FUZZ_SECONDS ?= 60

@@ -16,10 +16,16 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// The same on all ranks: about a tenth of a second for fast backends, and at most a few for slow ones.
-int repetitions(std::int64_t bytes) {
-  return static_cast<int>(
-      std::clamp<std::int64_t>((std::int64_t{64} << 20) / std::max<std::int64_t>(bytes, 1), 4, 2000));
+// The same on all ranks. Rounds are short and many where messages are small: some of them fall between two turns of
+// other programs.
+struct Effort {
+  int rounds, times;
+};
+Effort effort(std::int64_t bytes) {
+  const auto within = [&](std::int64_t total, std::int64_t least, std::int64_t most) {
+    return static_cast<int>(std::clamp<std::int64_t>((total << 20) / std::max<std::int64_t>(bytes, 1), least, most));
+  };
+  return {.rounds = within(16, 6, 60), .times = within(8, 2, 200)};
 }
 
 }  // namespace
@@ -41,12 +47,11 @@ std::map<std::int64_t, at::Tensor> views_of_sizes() {
 }
 
 std::vector<Sample> measure(const Subject& subject) {
-  constexpr int kRounds = 4;  // the first one warms up
   std::vector<Sample> samples;
   for (const std::int64_t bytes : message_sizes()) {
-    const int times = repetitions(bytes);
+    const auto [rounds, times] = effort(bytes);
     double best = 0;
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < rounds; ++round) {  // the first one warms up
       subject.barrier();
       const auto start = Clock::now();
       for (int i = 0; i < times; ++i) subject.all_reduce(bytes);

@@ -15,7 +15,8 @@ struct Post {
   at::Tensor input = {};
   std::vector<std::int64_t> recv_counts = {};  // the counts, where there is one list
   std::vector<std::int64_t> send_counts = {};
-  bool here = false;  // has this member issued it?
+  bool here = false;    // has this member issued it?
+  bool behind = false;  // has its collective before this one yet to end in the group's lane?
 };
 
 // What an operation does to memory, cut into tasks that any thread may run, in any order, at the same time. A stretch

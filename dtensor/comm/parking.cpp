@@ -4,7 +4,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <climits>
 #include <ctime>
 #include <thread>
@@ -12,24 +11,9 @@
 namespace dtensor {
 namespace {
 
-void relax() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 std::uint32_t* word_of(std::atomic<std::uint32_t>& value) {
   static_assert(sizeof(value) == sizeof(std::uint32_t) && std::atomic<std::uint32_t>::is_always_lock_free);
   return reinterpret_cast<std::uint32_t*>(&value);
-}
-
-// False when it took so long that another program must have had the core.
-bool yield_briefly() noexcept {
-  const auto start = Parking::Clock::now();
-  std::this_thread::yield();
-  return Parking::Clock::now() - start < std::chrono::microseconds(100);
 }
 
 }  // namespace
@@ -41,28 +25,10 @@ void Parking::notify_all() noexcept {
   }
 }
 
-bool Parking::spin(std::uint32_t seen, bool crowded) noexcept {
-  const int most = crowded ? kMostYields : kMostTries;
-  const int patience = patience_.load(std::memory_order_relaxed);
-  if (patience < kLeastTries) {
-    patience_.store(patience + 1, std::memory_order_relaxed);
-    return count() != seen;
-  }
-  const int tries = std::min(most, patience);
-  for (int i = 0; i < tries; ++i) {
-    if (count() != seen) {
-      if (tries < most) patience_.store(std::min(most, 2 * tries), std::memory_order_relaxed);
-      return true;
-    }
-    if (!crowded) {
-      relax();
-    } else if (!yield_briefly()) {
-      patience_.store(kLeastTries - kOffended, std::memory_order_relaxed);
-      return count() != seen;
-    }
-  }
-  patience_.store(std::max(kLeastTries, tries / 2), std::memory_order_relaxed);
-  return count() != seen;
+bool Parking::yield_briefly() noexcept {
+  const auto start = Clock::now();
+  std::this_thread::yield();
+  return Clock::now() - start < std::chrono::microseconds(100);
 }
 
 void Parking::park(std::uint32_t seen, Clock::time_point deadline) noexcept {
@@ -79,7 +45,7 @@ BriefLock::BriefLock(std::mutex& mutex) : mutex_(mutex) {
   constexpr int kTries = 100;
   for (int i = 0; i < kTries; ++i) {
     if (mutex_.try_lock()) return;
-    relax();
+    Parking::relax();
   }
   mutex_.lock();
 }

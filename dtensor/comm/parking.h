@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -16,14 +17,23 @@ class Parking {
 
   std::uint32_t count() const noexcept { return count_.load(std::memory_order_acquire); }
   void notify_all() noexcept;
-  // True as soon as the count is no longer `seen`; false after a while. Tries that were in vain make the next ones
-  // shorter. `crowded`: there are more waiters than cores, and every try gives its core to somebody else; when that
-  // was another program, which keeps it for long, waiters park at once for some time to come.
-  bool spin(std::uint32_t seen, bool crowded) noexcept;
+  // True as soon as `has_come()`; false after a while. Tries that were in vain make the next ones shorter. `crowded`:
+  // there are more waiters than cores, and every try gives its core to somebody else; when that was another program,
+  // which keeps it for long, waiters park at once for some time to come.
+  template <class HasCome>
+  bool spin_until(bool crowded, const HasCome& has_come) noexcept;
+  bool spin(std::uint32_t seen, bool crowded) noexcept {
+    return spin_until(crowded, [&] { return count() != seen; });
+  }
   // Returns when the count is no longer `seen`, or at the deadline, or for no reason.
   void park(std::uint32_t seen, Clock::time_point deadline) noexcept;
 
  private:
+  static void relax() noexcept;
+  // False when it took so long that another program must have had the core.
+  static bool yield_briefly() noexcept;
+
+  friend class BriefLock;
   static constexpr int kMostTries = 2000;
   static constexpr int kMostYields = 32;
   static constexpr int kLeastTries = 2;
@@ -45,5 +55,39 @@ class BriefLock {
  private:
   std::mutex& mutex_;
 };
+
+inline void Parking::relax() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+template <class HasCome>
+bool Parking::spin_until(bool crowded, const HasCome& has_come) noexcept {
+  if (has_come()) return true;
+  const int most = crowded ? kMostYields : kMostTries;
+  const int patience = patience_.load(std::memory_order_relaxed);
+  if (patience < kLeastTries) {
+    patience_.store(patience + 1, std::memory_order_relaxed);
+    return false;
+  }
+  const int tries = std::min(most, patience);
+  for (int i = 0; i < tries; ++i) {
+    if (!crowded) {
+      relax();
+    } else if (!yield_briefly()) {
+      patience_.store(kLeastTries - kOffended, std::memory_order_relaxed);
+      return has_come();
+    }
+    if (has_come()) {
+      if (tries < most) patience_.store(std::min(most, 2 * tries), std::memory_order_relaxed);
+      return true;
+    }
+  }
+  patience_.store(std::max(kLeastTries, tries / 2), std::memory_order_relaxed);
+  return false;
+}
 
 }  // namespace dtensor

@@ -1,32 +1,52 @@
 #include "dtensor/comm/thread_group.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "dtensor/core/text.h"
 
 namespace dtensor {
+namespace {
+
+constexpr std::uint64_t kAlways = ~std::uint64_t{0};
+
+}  // namespace
 
 ThreadGroup::ThreadGroup(std::string label, std::vector<std::int64_t> ranks, bool crowded)
     : label_(std::move(label)),
       ranks_(std::move(ranks)),
       crowded_(crowded),
-      next_(ranks_.size(), 1),
+      lane_(ranks_.size()),
       last_(ranks_.size()),
+      last_after_(ranks_.size()),
       left_(ranks_.size()) {}
 
 Issued ThreadGroup::post(std::int64_t member, Post post) {
   const auto index = static_cast<std::size_t>(member);
+  const BriefLock issuing(lane_.issuing(index));
+  const std::uint64_t sequence = lane_.next_sequence(index);
+  post.fingerprint.sequence = sequence;
+  Issued issued{.operation = nullptr, .member = index, .mine = post.fingerprint};
+  const bool quick =
+      lane_.carries(post) && is_quick(sequence) && (has_ended(index, sequence - 1) || end_in_lane(index, sequence - 1));
+  if (!quick) return post_slowly(std::move(issued), std::move(post));
+  lane_.publish(index, std::move(post));
+  if (!is_quick(sequence)) issued.operation = meet(issued);
+  return issued;
+}
+
+Issued ThreadGroup::post_slowly(Issued issued, Post post) {
   Released released;
-  Issued issued;
   bool ready = false;
   {
     const BriefLock lock(mutex_);
-    check_alive(post.fingerprint.operation);
-    post.fingerprint.sequence = next_[index]++;
-    issued = {collective_at(post.fingerprint.sequence), post.fingerprint};
-    last_[index] = post.fingerprint;
-    add_post(*issued.operation, index, std::move(post));
+    check_alive(issued.mine.operation);
+    remember(issued.member, issued.mine);
+    issued.operation = take_from_lane(issued.mine.sequence);
+    post.behind = !has_ended(issued.member, issued.mine.sequence - 1);
+    add_post(*issued.operation, issued.member, std::move(post));
+    check_nobody_left(*issued.operation, issued.mine);
     ready = issued.operation->ready;
     if (ready) settle(released);
   }
@@ -34,25 +54,107 @@ Issued ThreadGroup::post(std::int64_t member, Post post) {
   return issued;
 }
 
-ThreadOperationPtr ThreadGroup::collective_at(std::uint64_t sequence) {
-  while (first_ + open_.size() <= sequence) {
-    auto fresh = std::make_shared<ThreadOperation>();
-    fresh->posts.resize(ranks_.size());
-    fresh->missing = ranks_.size();
-    open_.push_back(std::move(fresh));
+ThreadOperationPtr ThreadGroup::meet(const Issued& issued) {
+  const std::uint64_t sequence = issued.mine.sequence;
+  Released released;
+  ThreadOperationPtr operation;
+  bool ready = false;
+  {
+    const BriefLock lock(mutex_);
+    if (has_ended(issued.member, sequence)) return nullptr;
+    operation = find_collective(sequence);
+    if (lane_.is_here(issued.member, sequence)) {
+      if (!operation && lane_.all_published(sequence) && lane_.all_agree(sequence)) return nullptr;
+      check_alive(issued.mine.operation);
+      operation = take_from_lane(sequence);
+      if (!operation) return nullptr;
+      check_nobody_left(*operation, issued.mine);
+      ready = operation->ready;
+      if (ready) settle(released);
+    }
   }
+  if (ready) parking_.notify_all();
+  return operation;
+}
+
+ThreadOperationPtr ThreadGroup::take_from_lane(std::uint64_t sequence) {
+  slow_from(sequence);
+  InlineVec<std::size_t, 8> moved;
+  for (std::size_t member = 0; member < ranks_.size(); ++member) {
+    if (!lane_.is_published(member, sequence)) continue;
+    if (lane_.move_away(member, sequence)) {
+      moved.push_back(member);
+    } else if (!lane_.was_moved(member, sequence)) {
+      for (const std::size_t back : moved) lane_.move_back(back, sequence);
+      return nullptr;
+    }
+  }
+  ThreadOperationPtr operation = collective_at(sequence);
+  for (const std::size_t member : moved) add_post(*operation, member, lane_.take_post(member));
+  return operation;
+}
+
+// Who issued a collective has issued all before it: everybody has published what is behind.
+void ThreadGroup::end_what_is_behind(const ThreadOperation& operation) {
+  for (std::size_t member = 0; member < operation.posts.size(); ++member) {
+    const std::uint64_t before = operation.posts[member].fingerprint.sequence - 1;
+    if (!operation.posts[member].behind || !lane_.is_here(member, before)) continue;
+    if (!lane_.all_agree(before)) take_from_lane(before);  // which says so
+    if (lane_.try_end(member, before)) continue;
+    while (!lane_.has_ended(member, before)) std::this_thread::yield();  // its own thread is at it
+  }
+}
+
+void ThreadGroup::slow_from(std::uint64_t sequence) {
+  slow_.store(std::max(sequence, slow_.load(std::memory_order_relaxed)), std::memory_order_seq_cst);
+}
+
+bool ThreadGroup::has_ended(std::size_t member, std::uint64_t sequence) const {
+  return lane_.has_ended(member, sequence) || settled_.load(std::memory_order_acquire) >= sequence;
+}
+
+bool ThreadGroup::end_in_lane(std::size_t member, std::uint64_t sequence) {
+  if (has_ended(member, sequence)) return true;
+  if (!lane_.is_open(member, sequence) || !lane_.all_published(sequence) || !lane_.all_agree(sequence)) return false;
+  return lane_.try_end(member, sequence) || has_ended(member, sequence);
+}
+
+ThreadOperationPtr ThreadGroup::wait_in_lane(const Issued& issued) {
+  const std::uint64_t sequence = issued.mine.sequence;
+  for (;;) {
+    parking_.spin_until(crowded_, [&] { return lane_.all_published(sequence) || !is_quick(sequence); });
+    if (end_in_lane(issued.member, sequence)) return nullptr;
+    if (ThreadOperationPtr operation = meet(issued)) return operation;
+  }
+}
+
+ThreadOperationPtr ThreadGroup::find_collective(std::uint64_t sequence) const {
+  return sequence >= first_ && sequence - first_ < open_.size() ? open_[sequence - first_] : nullptr;
+}
+
+ThreadOperationPtr ThreadGroup::collective_at(std::uint64_t sequence) {
+  if (open_.empty()) first_ = sequence;
+  const auto fresh = [&] {
+    auto operation = std::make_shared<ThreadOperation>();
+    operation->posts.resize(ranks_.size());
+    operation->missing = ranks_.size();
+    return operation;
+  };
+  for (; sequence < first_; --first_) open_.push_front(fresh());
+  while (first_ + open_.size() <= sequence) open_.push_back(fresh());
   return open_[sequence - first_];
 }
 
 Issued ThreadGroup::post_pair(std::int64_t from, std::int64_t to, Post post) {
   const std::size_t side = post.fingerprint.operation == Operation::kSend ? 0 : 1;
   Released released;
-  Issued issued{.operation = nullptr, .mine = post.fingerprint};
+  const auto member = static_cast<std::size_t>(side == 0 ? from : to);
+  Issued issued{.operation = nullptr, .member = member, .mine = post.fingerprint};
   bool ready = false;
   {
     const BriefLock lock(mutex_);
     check_alive(post.fingerprint.operation);
-    last_[static_cast<std::size_t>(side == 0 ? from : to)] = post.fingerprint;
+    remember(member, post.fingerprint);
     const auto [channel, is_new] = unmatched_.try_emplace(Channel{from, to, post.fingerprint.root});
     auto& waiting = channel->second;
     if (is_new || waiting.front()->posts[side].here) {
@@ -66,6 +168,7 @@ Issued ThreadGroup::post_pair(std::int64_t from, std::int64_t to, Post post) {
       issued.operation = waiting.front();
     }
     add_post(*issued.operation, side, std::move(post));
+    check_nobody_left(*issued.operation, issued.mine);
     ready = issued.operation->ready;
     if (ready) {
       waiting.pop_front();
@@ -79,10 +182,10 @@ Issued ThreadGroup::post_pair(std::int64_t from, std::int64_t to, Post post) {
 
 void ThreadGroup::add_post(ThreadOperation& operation, std::size_t participant, Post post) {
   check_agreement(operation, participant, post);
-  const Fingerprint mine = post.fingerprint;
   post.here = true;
   operation.posts[participant] = std::move(post);
-  if (--operation.missing > 0) return check_nobody_left(operation, mine);
+  if (--operation.missing > 0) return;
+  end_what_is_behind(operation);
   operation.moves =
       operation.pair ? Moves::of_pair(operation.posts[0], operation.posts[1]) : Moves::of(operation.posts);
   operation.ready.store(true, std::memory_order_release);
@@ -103,6 +206,7 @@ bool ThreadGroup::settle_one(ThreadOperation& operation, Released& released) {
     for (std::int64_t task = 0; task < tasks; ++task) operation.moves.run(task);
   }
   released.push_back(std::move(operation.posts));
+  if (!operation.pair) settled_.store(first_, std::memory_order_release);
   operation.done.store(true, std::memory_order_release);
   return true;
 }
@@ -133,6 +237,18 @@ ThreadOperationPtr ThreadGroup::oldest_ready() {
   return open_.front();
 }
 
+bool ThreadGroup::help(const Issued& issued) {
+  if (issued.operation) return help(*issued.operation);
+  if (end_in_lane(issued.member, issued.mine.sequence)) return true;
+  if (lane_.is_here(issued.member, issued.mine.sequence)) return false;
+  ThreadOperationPtr operation;
+  {
+    const BriefLock lock(mutex_);
+    operation = find_collective(issued.mine.sequence);
+  }
+  return !operation || help(*operation);
+}
+
 bool ThreadGroup::help(ThreadOperation& operation) {
   const auto done = [&] { return operation.done.load(std::memory_order_acquire); };
   if (done()) return true;
@@ -152,7 +268,9 @@ bool ThreadGroup::help(ThreadOperation& operation) {
 }
 
 void ThreadGroup::wait(const Issued& issued, std::chrono::milliseconds timeout) {
-  ThreadOperation& operation = *issued.operation;
+  const ThreadOperationPtr shared = issued.operation ? issued.operation : wait_in_lane(issued);
+  if (!shared) return;
+  ThreadOperation& operation = *shared;
   if (operation.done.load(std::memory_order_acquire)) return;
   const auto deadline = Parking::Clock::now() + timeout;
   Parking& parking = parking_of(operation);
@@ -178,6 +296,7 @@ void ThreadGroup::leave(std::int64_t rank, const std::string& why) {
   const auto member = std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin();
   auto& left = left_[static_cast<std::size_t>(member)];
   if (!left) left = why;
+  slow_from(kAlways);
   notify_everybody();
 }
 
@@ -196,6 +315,7 @@ void ThreadGroup::check_alive(Operation mine) const {
 
 void ThreadGroup::poison(Operation mine, const Complaint& complaint) {
   poison_ = format_complaint(to_string(mine), complaint);
+  slow_from(kAlways);
   notify_everybody();
   throw Error(ErrorKind::kCommunication, poison_);
 }
@@ -244,12 +364,22 @@ void ThreadGroup::check_nobody_left(const ThreadOperation& operation, const Fing
   }
 }
 
+void ThreadGroup::remember(std::size_t member, const Fingerprint& call) {
+  last_[member] = call;
+  last_after_[member] = std::max({call.sequence, lane_.newest(member), last_after_[member]});
+}
+
+Fingerprint ThreadGroup::last_call(std::size_t member) const {
+  const std::uint64_t newest = lane_.newest(member);
+  return newest > last_after_[member] ? lane_.published(member, newest) : last_[member];
+}
+
 std::string ThreadGroup::what_is_missing(const ThreadOperation& operation) const {
   std::vector<std::string> missing;
   for (std::size_t i = 0; i < operation.posts.size(); ++i) {
     if (operation.posts[i].here) continue;
     const std::int64_t member = operation.member(i);
-    const Fingerprint& last = last_[static_cast<std::size_t>(member)];
+    const Fingerprint last = last_call(static_cast<std::size_t>(member));
     const bool none = last.operation == Operation::kBarrier && last.sequence == 0;
     missing.push_back(rank_name(member) + (none ? " (no call so far)" : " (last call: " + last.to_string() + ")"));
   }

@@ -15,6 +15,7 @@
 
 #include "dtensor/comm/moves.h"
 #include "dtensor/comm/parking.h"
+#include "dtensor/comm/thread_lane.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/inline_vec.h"
 
@@ -43,13 +44,19 @@ struct ThreadOperation {
 };
 using ThreadOperationPtr = std::shared_ptr<ThreadOperation>;
 
-// An operation, and what one member issued of it.
+// What one member issued, and the operation that it is part of: none when it went into the group's lane.
 struct Issued {
   ThreadOperationPtr operation;
+  std::size_t member = 0;
   Fingerprint mine;
 };
 
 // What the members of a group of threads share. All functions may be called by any thread.
+//
+// Collectives are numbered. Small ones go through the lane as long as nothing speaks against it; all others, and those
+// that somebody gave up spinning for, are operations, under the mutex. Members need not choose alike: who makes an
+// operation first raises `slow_` to its number, then takes along what it finds published in the lane; who publishes
+// looks at `slow_` afterwards. One of the two sees the other, so nobody is left alone in the lane.
 class ThreadGroup {
  public:
   // `label` names the group in errors; `crowded`: there are more ranks than cores.
@@ -60,7 +67,7 @@ class ThreadGroup {
   Issued post_pair(std::int64_t from, std::int64_t to, Post post);
 
   // Does what can be done of the operation without blocking; is it done?
-  bool help(ThreadOperation& operation);
+  bool help(const Issued& issued);
   void wait(const Issued& issued, std::chrono::milliseconds timeout);
 
   // The member with this world rank will issue nothing more.
@@ -71,6 +78,18 @@ class ThreadGroup {
 
   using Released = InlineVec<std::vector<Post>, 2>;  // buffers to be let go of after the mutex
 
+  // The lane. Has everything up to this collective ended on this member?
+  bool has_ended(std::size_t member, std::uint64_t sequence) const;
+  bool is_quick(std::uint64_t sequence) const { return slow_.load(std::memory_order_seq_cst) < sequence; }
+  // Ends a published collective on this member if all have published it too, in agreement; has it ended?
+  bool end_in_lane(std::size_t member, std::uint64_t sequence);
+  // Spins until it has ended, or returns the operation that it has become.
+  ThreadOperationPtr wait_in_lane(const Issued& issued);
+  // The operation that a published collective has become or becomes now; none when it can end in the lane.
+  ThreadOperationPtr meet(const Issued& issued);
+  Issued post_slowly(Issued issued, Post post);
+
+  bool help(ThreadOperation& operation);
   // Runs every task that nobody has claimed.
   void run_tasks(ThreadOperation& operation);
   ThreadOperationPtr oldest_ready();
@@ -78,6 +97,13 @@ class ThreadGroup {
 
   // Below: the mutex is held.
   ThreadOperationPtr collective_at(std::uint64_t sequence);
+  ThreadOperationPtr find_collective(std::uint64_t sequence) const;
+  // Makes it an operation, with all that was published of it; none when all have, and somebody is about to end it.
+  ThreadOperationPtr take_from_lane(std::uint64_t sequence);
+  void end_what_is_behind(const ThreadOperation& operation);
+  void slow_from(std::uint64_t sequence);
+  void remember(std::size_t member, const Fingerprint& call);
+  Fingerprint last_call(std::size_t member) const;
   void add_post(ThreadOperation& operation, std::size_t participant, Post post);
   // Runs what is small, and ends what is done, as far as it is its turn.
   void settle(Released& released);
@@ -96,13 +122,18 @@ class ThreadGroup {
   const std::string label_;
   const std::vector<std::int64_t> ranks_;
   const bool crowded_;
+  ThreadLane lane_;
   Parking parking_;
+  // Written under the mutex.
+  alignas(64) std::atomic<std::uint64_t> slow_{
+      0};                                  // up to here, collectives may be operations; from a fault on, all are
+  std::atomic<std::uint64_t> settled_{0};  // the last one that was and has ended
 
-  std::mutex mutex_;
-  std::deque<ThreadOperationPtr> open_;  // collectives that have not ended, in order
-  std::uint64_t first_ = 1;              // sequence number of open_.front()
-  std::vector<std::uint64_t> next_;      // of each member
-  std::vector<Fingerprint> last_;        // what each member issued last
+  alignas(64) std::mutex mutex_;
+  std::deque<ThreadOperationPtr> open_;    // collectives that have not ended, in order, without those in the lane
+  std::uint64_t first_ = 1;                // sequence number of open_.front()
+  std::vector<Fingerprint> last_;          // what each member issued last outside the lane,
+  std::vector<std::uint64_t> last_after_;  // and after which collective, itself included
   std::map<Channel, std::deque<ThreadOperationPtr>> unmatched_;
   std::vector<std::optional<std::string>> left_;
   std::string poison_;

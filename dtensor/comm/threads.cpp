@@ -70,13 +70,19 @@ class ThreadWorld {
   std::vector<std::pair<Ranks, std::weak_ptr<ThreadGroup>>> groups_;
 };
 
+// The same with a count of its own, for one member: one count for all would go from core to core with every operation.
+std::shared_ptr<ThreadGroup> counted_here(std::shared_ptr<ThreadGroup> group) {
+  const auto holder = std::make_shared<std::shared_ptr<ThreadGroup>>(std::move(group));
+  return {holder, holder->get()};
+}
+
 class ThreadWork : public Work {
  public:
   ThreadWork(std::shared_ptr<ThreadGroup> group, Issued issued, std::chrono::milliseconds timeout)
       : group_(std::move(group)), issued_(std::move(issued)), timeout_(timeout) {}
 
   void wait() override { group_->wait(issued_, timeout_); }
-  bool done() override { return group_->help(*issued_.operation); }
+  bool done() override { return group_->help(issued_); }
 
  private:
   std::shared_ptr<ThreadGroup> group_;
@@ -89,7 +95,7 @@ class ThreadCommunicator : public Communicator {
   ThreadCommunicator(ThreadWorld& world, const GroupOptions& options, std::int64_t rank,
                      const std::vector<std::int64_t>& ranks)
       : Communicator("threads", options.name, rank, ranks),
-        group_(world.join(ranks[static_cast<std::size_t>(rank)], ranks, describe())),
+        group_(counted_here(world.join(ranks[static_cast<std::size_t>(rank)], ranks, describe()))),
         timeout_(options.timeout) {}
 
   WorkPtr all_reduce(const at::Tensor& buffer, ReduceOp op) override {

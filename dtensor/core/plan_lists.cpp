@@ -18,10 +18,15 @@ std::uint8_t ListContext::virtual_entry(std::int64_t count) {
 }
 
 CutLists::CutLists(std::int64_t size, ListContext* context, const Entries& goal)
-    : size_(size), context_(context), goal_(goal) {
+    : size_(size), context_(context), goal_(goal), binary_(context->binary && size > 0) {
   words_.reserve(32);
   lists_.reserve(32);
   for (std::size_t level = 0; level < context->within.size(); ++level) {
+    if (binary_) {
+      goal_bits_[level] = bits_of(goal, context->within[level]);
+      wanted_[level].fill(left_of(goal_bits_[level].said));
+      continue;
+    }
     const Entries wanted = joined(goal, context->within[level]);
     std::int64_t pieces = 1;
     for (std::size_t i = 0; i < wanted.size(); ++i) pieces *= wanted.is_virtual(i) ? context->count(wanted[i]) : 1;
@@ -154,7 +159,35 @@ CutList CutLists::describe(const Entries& entries) const {
   return list;
 }
 
+CutLists::Bits CutLists::bits_of(const Entries& entries, Mask within) const {
+  Bits bits;
+  int at = 0;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const int n = std::countr_zero(static_cast<std::uint64_t>(context_->count(entries[i])));
+    if (!entries.is_virtual(i) && !(within >> entries[i] & 1)) {
+      const std::uint64_t said = ((std::uint64_t{1} << n) - 1) << at;
+      bits.said |= said;
+      for (std::size_t k = 0; k < context_->samples.size(); ++k) {
+        bits.ones[k] |= context_->samples[k][entries[i]] != 0 ? said : 0;
+      }
+    }
+    at += n;
+  }
+  return bits;
+}
+
 void CutLists::describe_level(CutList& list, std::size_t level) const {
+  if (binary_) {
+    const Bits mine = bits_of(list.entries, context_->within[level]);
+    const Bits& goal = goal_bits_[level];
+    list.levels[level].held = left_of(mine.said);
+    const std::uint64_t both = mine.said & goal.said;
+    const std::int64_t common = left_of(mine.said | goal.said);
+    for (std::size_t k = 0; k < context_->samples.size(); ++k) {
+      list.levels[level].common[k] = ((mine.ones[k] ^ goal.ones[k]) & both) != 0 ? 0 : common;
+    }
+    return;
+  }
   const Entries entries = level == 0 ? list.entries : joined(list.entries, context_->within[level]);
   LevelSizes& sizes = list.levels[level];
   sizes.held = most_held(size_, entries, 0);

@@ -56,7 +56,8 @@ struct ListContext {
   InlineVec<Dims, kMostSamples> samples;
   // Mesh dims with faster links than those of a level: the ranks along them are one block. None at the first level.
   InlineVec<Mask, kMostLevels> within = {0};
-  bool even = false;  // only lists that cut evenly are made
+  bool even = false;    // only lists that cut evenly are made
+  bool binary = false;  // and every count is a power of two: see CutLists::bits_of
 
   std::int64_t count(std::uint8_t entry) const {
     return entry < kFirstVirtual ? sizes[entry] : virtuals[entry - kFirstVirtual];
@@ -116,6 +117,15 @@ class CutLists {
   static constexpr std::int16_t kUnknown = -1;
   static constexpr std::int16_t kNone = -2;
 
+  // Which leading binary digits of an element's index a list says, outside of some mesh dims, and which of those are
+  // ones at the samples, whose indices are all zeros or all ones.
+  struct Bits {
+    std::uint64_t said = 0;
+    std::array<std::uint64_t, kMostSamples> ones = {};
+  };
+  Bits bits_of(const Entries& entries, Mask within) const;
+  std::int64_t left_of(std::uint64_t said) const { return size_ >> std::popcount(said); }
+
   CutList describe(const Entries& entries) const;
   void describe_level(CutList& list, std::size_t level) const;
   Entries joined(const Entries& entries, Mask within) const;
@@ -130,7 +140,9 @@ class CutLists {
   std::int64_t size_;
   ListContext* context_;
   Entries goal_;
-  std::array<InlineVec<Intervals, kMostSamples>, kMostLevels> goal_at_;
+  bool binary_;
+  std::array<Bits, kMostLevels> goal_bits_ = {};                         // where binary,
+  std::array<InlineVec<Intervals, kMostSamples>, kMostLevels> goal_at_;  // else
   std::array<std::array<std::int64_t, kMostSamples>, kMostLevels> wanted_ = {};
   std::vector<std::uint64_t> words_;
   std::vector<CutList> lists_;

@@ -3,6 +3,7 @@
 // virtual one in its place. A* over a flat table, below the time of the direct exchange.
 #include <algorithm>
 #include <queue>
+#include <utility>
 
 #include "dtensor/core/plan_space.h"
 
@@ -79,20 +80,38 @@ class Search : SearchSpace {
     while (table_[at] != 0 && !(nodes_[table_[at] - 1].state == node.state)) at = (at + 1) & (table_.size() - 1);
     if (table_[at] != 0 && nodes_[table_[at] - 1].cost <= node.cost) return;
     const bool arrived = node.state == goal_;
-    const std::int64_t owed = arrived ? node.slice : at_least(node.state);
-    node.bound = saturating_add(node.cost - node.slice, owed);
-    if (node.bound >= below_ - (arrived ? 0 : std::min(slack_, below_))) return;
+    const std::int64_t spent = node.cost - node.slice;
+    const std::int64_t below = below_ - (arrived ? 0 : std::min(slack_, below_));
+    node.bound = saturating_add(spent, arrived ? node.slice : at_least(node.state, below - spent));
+    if (node.bound >= below) return;
     if (table_[at] == 0) {
       nodes_.push_back(node);
       table_[at] = static_cast<std::uint32_t>(nodes_.size());
     } else {
       nodes_[table_[at] - 1] = node;
     }
-    // Those that are nearly there go first: once a way is known, what cannot be better need not be looked at.
-    const std::int64_t far = saturating_add(owed, scaled(node.bound, unfinished(node.state), 8));
-    queue_.push({saturating_add(node.bound, far), ~(table_[at] - 1)});
+    queue_.push({by_promise_ ? node.bound : haste(node), ~(table_[at] - 1)});
     if (2 * nodes_.size() > table_.size()) grow();
-    if (arrived) below_ = node.cost;
+    if (!arrived) return;
+    below_ = node.cost;
+    if (!by_promise_ && std::popcount(active_) <= kFewMeshDims) requeue();
+  }
+
+  // Those that are nearly there go first: once a way is known, what cannot be better need not be looked at. On few mesh
+  // dims, where the search ends by itself, those that promise most come first from then on: what cannot be better than
+  // the best way of all is not looked at either.
+  std::int64_t haste(const Node& node) const {
+    const std::int64_t owed = node.bound - (node.cost - node.slice);
+    return saturating_add(node.bound, saturating_add(owed, scaled(node.bound, unfinished(node.state), 8)));
+  }
+
+  void requeue() {
+    by_promise_ = true;
+    std::vector<Entry> open;
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      if (!nodes_[i].closed && nodes_[i].bound < below_) open.push_back({nodes_[i].bound, ~std::uint32_t(i)});
+    }
+    queue_ = decltype(queue_)(std::greater<>(), std::move(open));
   }
 
   // Mesh dims that something has to be done about before the last gather.
@@ -451,6 +470,7 @@ class Search : SearchSpace {
 
   std::int64_t below_;
   std::int64_t slack_ = 0;
+  bool by_promise_ = false;
   bool thorough_ = false;  // where it matters where cuts stand, look at all places
   const std::int64_t memory_;
 

@@ -32,6 +32,7 @@ std::optional<Factor> as_one_factor(const DimLayout& dim) {
 bool SearchSpace::prepare() {
   if (mesh_ndim_ > static_cast<std::int64_t>(kMostListed)) return false;
   for (std::int64_t m = 0; m < mesh_ndim_; ++m) add_mesh_dim(m);
+  for (Mask mask = 0; mask < (1u << std::min<std::int64_t>(mesh_ndim_, 4)); ++mask) sizes_.push_back(multiplied(mask));
   for (std::size_t d = 0; d < from_.dims().size(); ++d) {
     if (!add_slots(d)) return false;
   }
@@ -45,6 +46,9 @@ bool SearchSpace::prepare() {
     }
   }
   even_ = context_.even = all_even();
+  const auto power_of_two = [](std::int64_t n) { return std::has_single_bit(static_cast<std::uint64_t>(n)); };
+  context_.binary = even_ && std::all_of(context_.sizes.begin(), context_.sizes.end(), power_of_two) &&
+                    std::all_of(context_.virtuals.begin(), context_.virtuals.end(), power_of_two);
   choose_samples();
   choose_levels();
   initially_free_ = active_ & ~start_.partial;
@@ -180,6 +184,8 @@ void SearchSpace::choose_levels() {
 
 void SearchSpace::prepare_bound() {
   ranks_ = from_.mesh().size();
+  all_bytes_ = from_.meta().nbytes();
+  for (std::size_t s = 0; s < lists_.size(); ++s) goal_cuts_[s] = lists_[s][goal_.lists[s]].cuts;
   planes_ = size_of_group(goal_.partial & start_.partial);
   gathered_ = active_ & ~goal_mask_;
   for (Mask rest = goal_mask_; rest; rest &= rest - 1) {
@@ -202,72 +208,73 @@ void SearchSpace::prepare_bound() {
   }
 }
 
-std::int64_t SearchSpace::bytes_owed(const State& state, std::size_t i) const {
+std::int64_t SearchSpace::bytes_owed(const Standing& now, std::size_t i) const {
   const Level& level = levels_[i];
   const Mask between = ~context_.within[i];
-  Mask away = 0;
-  Mask home = 0;
-  for (std::size_t s = 0; s < lists_.size(); ++s) {
-    const Mask cuts = lists_[s][state.lists[s]].cuts;
-    const Mask wanted = lists_[s][goal_.lists[s]].cuts;
-    away |= cuts & ~wanted & goal_mask_;
-    home |= cuts & wanted;
-  }
-  const std::int64_t nbytes = from_.meta().nbytes();
-  if (const Mask parts = state.partial & ~goal_.partial & between; parts != 0) {
-    std::int64_t owed = scaled(nbytes, (size_of_group(parts) + level.wanters - 2) * planes_, ranks_);
-    if (even_) owed = saturating_add(owed, scaled(nbytes - nbytes / size_of_group(away & between), planes_, ranks_));
+  if (const Mask parts = now.partial & between; parts != 0) {
+    std::int64_t owed = scaled(all_bytes_, (size_of_group(parts) + level.wanters - 2) * planes_, ranks_);
+    if (const Mask away = now.away & between; even_ && away != 0) {
+      owed = saturating_add(owed, scaled(all_bytes_ - all_bytes_ / size_of_group(away), planes_, ranks_));
+    }
     return owed;
   }
   // Where several cuts change places at once, or unevenly, a rank may keep nothing, and yet pay as if it kept its
   // share. The first of all ranks always keeps it.
-  const Mask moved = goal_mask_ & ~home & between;
-  const bool at_once = away != 0 && (moved & (moved - 1)) != 0;
+  const Mask moved = goal_mask_ & ~now.home & between;
+  const bool at_once = now.away != 0 && (moved & (moved - 1)) != 0;
   const std::int64_t kept = !even_ ? least_size_ : at_once ? size_of_group(moved) : 0;
   std::int64_t lacking = 0;
   for (std::size_t k = 0; k < context_.samples.size(); ++k) {
     std::int64_t common = unit_;
-    for (std::size_t s = 0; s < lists_.size(); ++s) common *= lists_[s][state.lists[s]].levels[i].common[k];
+    for (std::size_t s = 0; s < lists_.size(); ++s) common *= now.lists[s]->levels[i].common[k];
     const std::int64_t lacks = level.wanted[k] - common;
+    if (lacks <= lacking) continue;
     lacking = std::max(lacking, k == kOrigin || kept == 0 ? lacks : lacks - ceil_div(lacks, kept));
   }
   std::int64_t held = unit_;
-  for (std::size_t s = 0; s < lists_.size(); ++s) held *= lists_[s][state.lists[s]].levels[i].held;
+  for (std::size_t s = 0; s < lists_.size(); ++s) held *= now.lists[s]->levels[i].held;
   lacking = std::max(lacking, level.target - held);
   return level.block == 1 ? lacking : scaled(lacking, level.planes, level.block);
 }
 
-std::int64_t SearchSpace::size_of_group(Mask mask) const {
+std::int64_t SearchSpace::multiplied(Mask mask) const {
   std::int64_t size = 1;
   for (; mask; mask &= mask - 1) size *= context_.sizes[std::countr_zero(mask)];
   return size;
 }
 
-std::int64_t SearchSpace::at_least(const State& state) const {
+std::int64_t SearchSpace::at_least(const State& state, std::int64_t enough) const {
   std::int64_t messages = 0;
   Mask astray = 0;
   bool misplaced = false;
+  Standing now;
   for (std::size_t s = 0; s < lists_.size(); ++s) {
     const CutList& list = lists_[s][state.lists[s]];
+    now.lists[s] = &list;
+    now.away |= list.cuts & ~goal_cuts_[s] & goal_mask_;
+    now.home |= list.cuts & goal_cuts_[s];
     astray |= list.astray;
     misplaced = misplaced || list.misplaced;
   }
   if (misplaced) {
     messages = saturating_add(cost_.constants().step_ps, astray == 0 ? least_message_ : 0);
   }
-  if (const Mask parts = state.partial & ~goal_.partial; parts != 0) {
+  now.partial = state.partial & ~goal_.partial;
+  if (now.partial != 0) {
     messages = saturating_add(messages, cost_.constants().step_ps);
-    astray |= parts;
-    for (Mask rest = parts & gathered_; rest; rest &= rest - 1) {
+    astray |= now.partial;
+    for (Mask rest = now.partial & gathered_; rest; rest &= rest - 1) {
       messages = saturating_add(messages, rounds_[std::countr_zero(rest)]);
     }
   }
   for (; astray; astray &= astray - 1) messages = saturating_add(messages, rounds_[std::countr_zero(astray)]);
-  std::int64_t time = 0;
-  for (std::size_t i = 0; i < context_.within.size(); ++i) {
-    time = saturating_add(time, scaled(bytes_owed(state, i), dearer_[i], 1024));
+  std::int64_t bound = messages;
+  std::int64_t time = -kMostRounded;
+  for (std::size_t i = 0; i < context_.within.size() && bound < enough; ++i) {
+    time = saturating_add(time, scaled(bytes_owed(now, i), dearer_[i], 1024));
+    bound = saturating_add(messages, std::max<std::int64_t>(0, time));
   }
-  return saturating_add(messages, std::max<std::int64_t>(0, time - kMostRounded));
+  return bound;
 }
 
 std::int64_t SearchSpace::bytes_of(const State& state) const {
@@ -276,19 +283,15 @@ std::int64_t SearchSpace::bytes_of(const State& state) const {
   return bytes;
 }
 
-const GroupCost& SearchSpace::group(Mask mask) {
+const GroupCost& SearchSpace::new_group(Mask mask) {
   if (mask >= groups_.size()) groups_.resize(std::size_t{mask} + 1);
-  auto& entry = groups_[mask];
-  if (!entry) {
-    InlineVec<Link, 4> links;
-    InlineVec<std::int64_t, 4> sizes;
-    for (Mask rest = mask; rest; rest &= rest - 1) {
-      links.push_back(links_[std::countr_zero(rest)]);
-      sizes.push_back(context_.sizes[std::countr_zero(rest)]);
-    }
-    entry = CostModel::group(links, sizes);
+  InlineVec<Link, 4> links;
+  InlineVec<std::int64_t, 4> sizes;
+  for (Mask rest = mask; rest; rest &= rest - 1) {
+    links.push_back(links_[std::countr_zero(rest)]);
+    sizes.push_back(context_.sizes[std::countr_zero(rest)]);
   }
-  return *entry;
+  return groups_[mask].emplace(CostModel::group(links, sizes));
 }
 
 std::optional<Spec> SearchSpace::spec_of(const State& state) const {

@@ -55,11 +55,13 @@ class SearchSpace {
   bool prepare();
   void prepare_bound();
   // And the messages of the mesh dims that are Partial or cut the wrong factor, each by a gather, a reduction or an
-  // all-to-all at least; a permute where a cut is only out of place.
-  std::int64_t at_least(const State& state) const;
+  // all-to-all at least; a permute where a cut is only out of place. What is `enough` or more need not be exact.
+  std::int64_t at_least(const State& state, std::int64_t enough) const;
   std::int64_t bytes_of(const State& state) const;
-  const GroupCost& group(Mask mask);
-  std::int64_t size_of_group(Mask mask) const;
+  const GroupCost& group(Mask mask) {
+    return mask < groups_.size() && groups_[mask] ? *groups_[mask] : new_group(mask);
+  }
+  std::int64_t size_of_group(Mask mask) const { return mask < sizes_.size() ? sizes_[mask] : multiplied(mask); }
   // The steps along a path, its start first; none when a state on it cannot be said as a spec.
   std::optional<std::vector<Step>> steps_of(std::vector<Node> path) const;
 
@@ -88,8 +90,11 @@ class SearchSpace {
   State start_;
   State goal_;
   std::vector<std::optional<GroupCost>> groups_;
+  InlineVec<std::int64_t, 16> sizes_;  // of the first groups
 
   // For the bound.
+  std::array<Mask, kMostSlots> goal_cuts_ = {};
+  std::int64_t all_bytes_ = 0;
   Mask gathered_ = 0;  // what is reduced over these must be handed round as well: no permute can take it over
   std::int64_t source_bytes_ = 0;
   std::int64_t target_bytes_ = 0;
@@ -106,6 +111,8 @@ class SearchSpace {
   std::array<Level, kMostLevels> levels_ = {};
 
  private:
+  const GroupCost& new_group(Mask mask);
+  std::int64_t multiplied(Mask mask) const;
   void add_mesh_dim(std::int64_t m);
   // The factors of a tensor dim as slots: as they are when both specs have the same ones, else as one.
   bool add_slots(std::size_t d);
@@ -125,7 +132,13 @@ class SearchSpace {
   // element in k parts that w blocks want: k-1 receives until the parts have met, w-1 more, and one where no block that
   // wants it has a part; shared by all ranks at best. A cut that goes to another factor of evenly cut ones leaves one
   // element in its size where it is wanted.
-  std::int64_t bytes_owed(const State& state, std::size_t level) const;
+  struct Standing {
+    std::array<const CutList*, kMostSlots> lists;
+    Mask partial = 0;  // that is to end
+    Mask away = 0;     // cuts that the goal has in other factors
+    Mask home = 0;     // cuts in the factor where the goal has them
+  };
+  std::int64_t bytes_owed(const Standing& now, std::size_t level) const;
   std::optional<Spec> spec_of(const State& state) const;
   // One step more: where the mesh dims that are to be embedded have nothing to do any more, and a rank holds least.
   void embed_where_smallest(std::vector<Node>& path) const;

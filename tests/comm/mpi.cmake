@@ -7,7 +7,7 @@ gtest_discover_tests(test_comm_mpi_missing TEST_PREFIX comm. DISCOVERY_TIMEOUT 6
 
 if(DTENSOR_HAS_MPI)
   add_executable(mpi_ranks mpi_ranks.cpp)
-  target_link_libraries(mpi_ranks PRIVATE comm_contract MPI::MPI_CXX)
+  target_link_libraries(mpi_ranks PRIVATE dtensor::comm comm_contract MPI::MPI_CXX)
   dtensor_strict(mpi_ranks)
 
   comm_test(mpi PROCESSES SOURCES mpi_test.cpp TIMEOUT 180)

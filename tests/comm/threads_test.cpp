@@ -6,10 +6,12 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <functional>
 #include <future>
+#include <random>
 #include <thread>
 
 #include "tests/comm/contract.h"
@@ -258,6 +260,174 @@ TEST(Threads, OrderOfWaitsCannotDeadlock) {
     }
   });
   EXPECT_EQ(errors, (std::vector<std::string>{"", ""}));
+}
+
+// A rank's three buffers, once as tensors and once as what they should hold.
+struct Buffers {
+  std::vector<std::int64_t> x, y, large;
+};
+
+// Collectives of every kind on the same few buffers: each must see what the ones before it left, also when many are in
+// flight, when small ones and large ones follow each other, and when some ranks wait and others do not.
+class Mixture {
+ public:
+  Mixture(std::int64_t ranks, unsigned seed) : ranks_(ranks), schedule_(seed) {
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      Buffers mine{std::vector<std::int64_t>(std::size_t(4 * ranks)), std::vector<std::int64_t>(std::size_t(4 * ranks)),
+                   std::vector<std::int64_t>(30'000)};
+      for (std::size_t i = 0; i < mine.x.size(); ++i) mine.x[i] = 100 * rank + std::int64_t(i);
+      for (std::size_t i = 0; i < mine.large.size(); ++i) mine.large[i] = rank + std::int64_t(i);
+      model_.push_back(std::move(mine));
+    }
+    start_ = model_;
+    for (int i = 0; i < 300; ++i) steps_.push_back({int(schedule_() % 8), std::int64_t(schedule_() % unsigned(ranks))});
+    for (const Step& step : steps_) play(step);
+  }
+
+  void run(Transport& transport) const {
+    std::vector<std::int64_t> members;
+    for (std::int64_t r = 0; r < ranks_; ++r) members.push_back(r);
+    const auto group = transport.make_group(members, {.name = "tp"});
+    const auto rank = std::size_t(transport.rank());
+    std::minstd_rand whims(unsigned(rank) + 7);
+    const auto tensor = [](const std::vector<std::int64_t>& values) {
+      const auto made = at::zeros({std::int64_t(values.size())}, at::kLong);
+      std::copy(values.begin(), values.end(), made.data_ptr<std::int64_t>());
+      return made;
+    };
+    const auto x = tensor(start_[rank].x), y = tensor(start_[rank].y), large = tensor(start_[rank].large);
+    const std::vector<std::int64_t> even(std::size_t(ranks_), 4);
+    const auto mine = x.narrow(0, 0, 4);
+    const auto issue = [&](const Step& step) -> WorkPtr {
+      switch (step.kind) {
+        case 0:
+          return group->all_reduce(x, ReduceOp::kSum);
+        case 1:
+          return group->all_reduce(large, ReduceOp::kSum);
+        case 2:
+          return group->all_to_all(y, x, even, even);
+        case 3:
+          return group->all_to_all(x, y, even, even);
+        case 4:
+          return group->broadcast(y, step.root);
+        case 5:
+          return group->all_gather(y, mine, even);
+        case 6:
+          return group->reduce_scatter(mine, y, even, ReduceOp::kSum);
+        default:
+          return group->scatter(mine, step.root == transport.rank() ? y : at::Tensor(), even, step.root);
+      }
+    };
+    std::vector<WorkPtr> works;
+    for (const Step& step : steps_) {
+      works.push_back(issue(step));
+      const auto whim = whims() % 8;
+      if (whim < 4) works.back()->wait();
+      if (whim == 4) works.back()->done();
+      if (whim == 5) std::this_thread::yield();
+      if (whim == 6 && works.size() > 20) works[whims() % works.size()]->wait();
+    }
+    group->barrier()->wait();  // what came before has ended then, waited for or not
+    const auto expect = [](const at::Tensor& got, const std::vector<std::int64_t>& expected) {
+      const auto* data = got.data_ptr<std::int64_t>();
+      EXPECT_EQ(std::vector<std::int64_t>(data, data + got.numel()), expected);
+    };
+    expect(x, model_[rank].x);
+    expect(y, model_[rank].y);
+    expect(large, model_[rank].large);
+  }
+
+ private:
+  struct Step {
+    int kind;
+    std::int64_t root;
+  };
+  using Member = std::vector<std::int64_t> Buffers::*;
+
+  static std::int64_t add(std::int64_t a, std::int64_t b) { return std::int64_t(std::uint64_t(a) + std::uint64_t(b)); }
+
+  std::vector<std::int64_t> sum(Member which) const {
+    std::vector<std::int64_t> total = model_[0].*which;
+    for (std::size_t r = 1; r < model_.size(); ++r) {
+      std::transform(total.begin(), total.end(), (model_[r].*which).begin(), total.begin(), add);
+    }
+    return total;
+  }
+
+  void exchange(Member to, Member from) {
+    const auto before = model_;
+    for (std::size_t r = 0; r < model_.size(); ++r) {
+      for (std::size_t p = 0; p < model_.size(); ++p) {
+        std::copy_n((before[p].*from).begin() + std::ptrdiff_t(4 * r), 4,
+                    (model_[r].*to).begin() + std::ptrdiff_t(4 * p));
+      }
+    }
+  }
+
+  void play(const Step& step) {
+    const auto total = sum(step.kind == 0 ? &Buffers::x : step.kind == 1 ? &Buffers::large : &Buffers::y);
+    const auto of_root = model_[std::size_t(step.root)].y;
+    if (step.kind == 2) exchange(&Buffers::y, &Buffers::x);
+    if (step.kind == 3) exchange(&Buffers::x, &Buffers::y);
+    std::vector<std::int64_t> gathered;
+    for (const Buffers& each : model_) gathered.insert(gathered.end(), each.x.begin(), each.x.begin() + 4);
+    for (std::size_t r = 0; r < model_.size(); ++r) {
+      const auto part = std::ptrdiff_t(4 * r);
+      if (step.kind == 0) model_[r].x = total;
+      if (step.kind == 1) model_[r].large = total;
+      if (step.kind == 4) model_[r].y = of_root;
+      if (step.kind == 5) model_[r].y = gathered;
+      if (step.kind == 6) std::copy_n(total.begin() + part, 4, model_[r].x.begin());
+      if (step.kind == 7) std::copy_n(of_root.begin() + part, 4, model_[r].x.begin());
+    }
+  }
+
+  std::int64_t ranks_;
+  std::minstd_rand schedule_;
+  std::vector<Step> steps_;
+  std::vector<Buffers> start_, model_;
+};
+
+TEST(Threads, SmallAndLargeTakeEffectInOrder) {
+  for (const std::int64_t ranks : {1, 2, 3, 5, 17}) {  // 17 are too many for the lane
+    for (const unsigned seed : {1u, 2u, 3u, 4u}) {
+      const Mixture mixture(ranks, seed);
+      const auto errors = errors_of_ranks(ranks, [&](Transport& transport) { mixture.run(transport); });
+      for (const auto& error : errors) EXPECT_EQ(error, "");
+    }
+  }
+}
+
+// What a rank gives is there although it does not wait; what it gets is there at the end of its next wait.
+TEST_F(ThreadsFault, RankThatDoesNotWaitHoldsUpNobody) {
+  const auto errors = errors_of_ranks(3, [](Transport& transport) {
+    const auto group = transport.make_group({0, 1, 2}, {.name = "tp"});
+    std::vector<at::Tensor> buffers;
+    for (int i = 0; i < 100; ++i) {
+      buffers.push_back(ones(i % 10 == 9 ? 100'000 : 3));
+      const auto work = group->all_reduce(buffers.back(), ReduceOp::kSum);
+      if (transport.rank() != 1) work->wait();
+    }
+    if (transport.rank() == 0) return;
+    const auto pair = ones(1);
+    if (transport.rank() == 1) group->send(pair, 2)->wait();
+    if (transport.rank() == 2) group->receive(pair, 1)->wait();
+    if (transport.rank() == 1) return;
+    for (const auto& buffer : buffers) EXPECT_EQ(buffer.min().item<float>(), 3.f);
+  });
+  EXPECT_EQ(errors, (std::vector<std::string>{"", "", ""}));
+}
+
+// Small ones too, whether or not both sides are small.
+TEST_F(ThreadsFault, DivergenceOfSmallAndLargeShowsBothSides) {
+  const auto reduce = [](std::int64_t n) {
+    return [=](Communicator& group) { return group.all_reduce(at::zeros({n}, at::kFloat), ReduceOp::kSum); };
+  };
+  for (const auto& [mine, theirs] : {std::pair{3, 1'000'000}, {1'000'000, 3}, {3, 4}}) {
+    const auto text = divergence(reduce(mine), reduce(theirs));
+    EXPECT_CONTAINS(text, "rank 0: #1 all_reduce(sum, Float, " + std::to_string(mine) + " elements)");
+    EXPECT_CONTAINS(text, "rank 1: #1 all_reduce(sum, Float, " + std::to_string(theirs) + " elements)");
+  }
 }
 
 TEST(Threads, RefusesImpossibleWorlds) {
