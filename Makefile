@@ -16,9 +16,9 @@ found=$$(bash cmake/find_torch.sh); read -r prefix version source <<<"$$found"; 
 build=build/torch-$$version; echo "-- libtorch $$version ($$source: $$prefix)"
 endef
 
-.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime bench-train bench-checkpoint opdb lint format api clean
+.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime bench-train bench-checkpoint opdb audit lint format api clean
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime bench-train bench-checkpoint opdb lint format api clean'
+	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime bench-train bench-checkpoint opdb audit lint format api clean'
 
 build:
 	@bash cmake/setup.sh core comm
@@ -95,6 +95,14 @@ opdb:
 	cmake --build $$build -j $(JOBS) --target dtensor_python; \
 	PYTHONPATH=$$build/python:$${PYTHONPATH:-} "$${prefix%/lib/python3*}/bin/python3" tests/opdb/run.py \
 	  --jobs $(JOBS) --out $$build/opdb.json $(OPDB)
+
+# Every rule against its operator on many layouts; DTENSOR_AUDIT=aten::mm looks at one.
+AUDIT_LAYOUTS ?= 400
+audit:
+	@bash cmake/setup.sh core comm
+	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix $(CMAKE_ARGS) >/dev/null; \
+	cmake --build $$build -j $(JOBS) --target audit_test; \
+	DTENSOR_AUDIT_LAYOUTS=$(AUDIT_LAYOUTS) $$build/tests/testing/audit_test
 
 lint:
 	@bash cmake/setup.sh lint

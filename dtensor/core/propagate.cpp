@@ -367,7 +367,9 @@ class Chooser {
     if (rule.size_arg) decision.rewrites.push_back({*rule.size_arg, Rewrite::Kind::kLocalShape, 0, {}});
     // Where the whole has elements, only a cut can leave a rank none: what it would add is nothing.
     const bool skips = rule.skip_empty && call_.operands[0] && call_.operands[0]->meta().numel() > 0;
-    if (reduces && (rule.reduce || rule.reduction_arg || skips)) {
+    // A mean of nothing is not the identity: every rank divides its empty sum by 0.
+    const bool mean_of_nothing = (!rule.mean_op.empty() || in_.sum_for_mean) && in_.mean_count == 0;
+    if (reduces && !mean_of_nothing && (rule.reduce || rule.reduction_arg || skips)) {
       local.identity = rule.reduce.value_or(ReduceOp::kSum);
     }
     if (reduces && !rule.mean_op.empty()) {

@@ -93,4 +93,15 @@ std::string explain_call(const std::string& name, std::vector<c10::IValue> args)
   return text;
 }
 
+OrReason<std::vector<Candidate>> ways_to_run(const std::string& name, std::vector<c10::IValue> args) {
+  ensure_registered();
+  const c10::OperatorHandle op = find_operator(name);
+  const OpInfo info(op);
+  torch::jit::Stack stack = stack_of(op, std::move(args));
+  LocalCall call{info, op, stack, {}, nullptr};
+  collect(call);
+  if (!call.mesh) return Reason{"no operand is distributed"};
+  return ways_of(call);
+}
+
 }  // namespace dtensor

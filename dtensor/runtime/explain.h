@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/core/propagate.h"
+
 namespace dtensor {
 
 // How a call would run: the rule, the chosen way, what would be moved and how many bytes that is, and the other ways.
@@ -17,5 +19,8 @@ template <class... Args>
 std::string explain(const std::string& op, const Args&... args) {
   return explain_call(op, {c10::IValue(args)...});
 }
+
+// All ways to run a call, the chosen one first (DecideOptions::nth counts in this order), or why there is none.
+OrReason<std::vector<Candidate>> ways_to_run(const std::string& op, std::vector<c10::IValue> args);
 
 }  // namespace dtensor

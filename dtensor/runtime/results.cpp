@@ -73,7 +73,8 @@ std::vector<std::optional<TensorMeta>> metas_on(const torch::jit::Stack& stack) 
 
 // The operator itself on tensors without data.
 GlobalResults from_meta_kernel(const LocalCall& call) {
-  if (has_mask(call)) return std::nullopt;
+  // Asked first: finding out by the exception that calling it throws takes milliseconds.
+  if (has_mask(call) || !call.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return std::nullopt;
   torch::jit::Stack stack =
       with_tensors(call, [&](std::size_t operand) { return meta_tensor(call.operands[operand].payload->spec.meta()); });
   // Results without data, too, where a device is named.
@@ -150,11 +151,12 @@ GlobalResults from_probe(const LocalCall& call) {
 // Operators without a meta kernel in some libtorch (1.13 has none for relu), by what their results look like.
 enum class Look : std::uint8_t {
   kLike0,              // the first operand
-  kLike1,              // the second
+  kLike1,              // the second, or the first two together where they broadcast
   kLayerNorm,          // the input, and mean and rstd over its normalized dims
   kLayerNormBackward,  // like the input, the weight and the bias
   kBool,               // the first operand, as bool
   kReal,               // the first operand, as real numbers
+  kFloating,           // the first operand, integers as floats
   kBroadcast,          // all operands together, the type that they are promoted to
   kBroadcastBool,      // all operands together, as bool
   kBroadcast12,        // the second and the third (where)
@@ -184,7 +186,7 @@ const std::map<std::string_view, Look>& looks() {
       {"aten::logical_and", Look::kBroadcastBool},
       {"aten::logical_or", Look::kBroadcastBool},
       {"aten::logical_xor", Look::kBroadcastBool},
-      {"aten::logit", Look::kLike0},
+      {"aten::logit", Look::kFloating},
       {"aten::logsumexp", Look::kReduced},
       {"aten::max", Look::kScalar},
       {"aten::min", Look::kScalar},
@@ -292,7 +294,7 @@ GlobalResults from_table(const LocalCall& call) {
     case Look::kLike0:
       return One{meta(0)};
     case Look::kLike1:
-      return One{meta(1)};
+      return One{meta(0).shape() == meta(1).shape() ? meta(1) : broadcast(call, 0, 2)};
     case Look::kLayerNorm:
       return layer_norm(call);
     case Look::kLayerNormBackward:
@@ -302,6 +304,11 @@ GlobalResults from_table(const LocalCall& call) {
     case Look::kReal:
       return One{TensorMeta(meta(0).shape(), meta(0).stride(),
                             dtype_of(c10::toRealValueType(scalar_type_of(meta(0).dtype()))))};
+    case Look::kFloating:
+      return One{is_integral(meta(0).dtype())
+                     ? TensorMeta(meta(0).shape(), meta(0).stride(),
+                                  dtype_of(c10::typeMetaToScalarType(c10::get_default_dtype())))
+                     : meta(0)};
     case Look::kBroadcast:
       return One{broadcast(call, 0, call.operands.size())};
     case Look::kBroadcastBool:
@@ -339,6 +346,10 @@ void drop_statistics(const LocalCall& call, std::vector<std::optional<TensorMeta
 }  // namespace
 
 GlobalResults global_results(const LocalCall& call) {
+  // A kernel that is made of others has to be called to learn that one of those has none for tensors without data.
+  if (!call.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
+    if (auto results = from_table(call)) return results;
+  }
   if (auto results = from_meta_kernel(call)) {
     drop_statistics(call, *results);
     return results;
