@@ -122,7 +122,8 @@ class DeviceMesh : public Mesh {
   using Mesh::coordinate;
   const std::optional<Dims>& coordinate() const noexcept { return coordinate_; }
   bool contains_me() const noexcept { return coordinate_.has_value(); }
-  // The mesh that this one was sliced from, or flattened or unflattened of, and so on up; itself when it was made whole.
+  // The mesh that this one was sliced from, or flattened or unflattened of, and so on up; itself when it was made
+  // whole.
   const DeviceMesh& root() const noexcept { return root_ ? *root_ : *this; }
   // My index on a mesh dim. The first form is for 1-D meshes.
   std::int64_t local_rank() const;

@@ -281,9 +281,9 @@ Spec with_placement_on(const Spec& spec, std::int64_t mesh_dim, const Placement&
     const std::int64_t dim = placement.dim() < 0 ? placement.dim() + ndim : placement.dim();
     if (dim < 0 || dim >= ndim || placement.kind() != Placement::Kind::kShard) {
       fail_invalid("with_placement_on", {.what = "a placement that the tensor cannot take here",
-                                      .got = placement.to_string() + " on mesh dim " + std::to_string(mesh_dim) +
-                                             " of " + spec.to_string(),
-                                      .expected = "R, P, or a plain S of one of its dims"});
+                                         .got = placement.to_string() + " on mesh dim " + std::to_string(mesh_dim) +
+                                                " of " + spec.to_string(),
+                                         .expected = "R, P, or a plain S of one of its dims"});
     }
     dims[static_cast<std::size_t>(dim)][0].cuts.push_back(
         {static_cast<std::int32_t>(mesh_dim), spec.mesh().size(mesh_dim)});
