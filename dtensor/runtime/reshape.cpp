@@ -47,9 +47,10 @@ void view_as_kernel(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit:
   const at::Tensor other = torch::jit::pop(*stack).toTensor();
   const at::Tensor self = torch::jit::pop(*stack).toTensor();
   if (has_payload(self) && !has_payload(other) && !in_backward()) {
-    fail_invalid("aten::view_as", {.what = "a plain tensor among distributed ones",
-                                   .got = meta_of(other).to_string() + " beside " + payload_of(self).spec.to_string(),
-                                   .advice = "view(other.sizes()), where it is the same on all ranks; dtensor::orthogonal_"});
+    fail_invalid("aten::view_as",
+                 {.what = "a plain tensor among distributed ones",
+                  .got = meta_of(other).to_string() + " beside " + payload_of(self).spec.to_string(),
+                  .advice = "view(other.sizes()), where it is the same on all ranks; dtensor::orthogonal_"});
   }
   stack->emplace_back(self.view(other.sizes()));
 }
