@@ -78,13 +78,20 @@ void report(const Arguments& arguments, const dtensor::Mesh& mesh, const Tokens&
   TrainResult plain;
   if (arguments.compare) {
     ProgressBar bar("plain libtorch", arguments.train.steps);
-    plain = train(tokens, arguments.train, nullptr, [&](std::int64_t step, double loss, const TrainResult& so_far) {
+    TrainOptions whole = arguments.train;
+    whole.save = whole.resume = "";
+    plain = train(tokens, whole, nullptr, [&](std::int64_t step, double loss, const TrainResult& so_far) {
       if (!arguments.quiet) bar.show(step, loss, so_far);
     });
+    plain.losses.erase(plain.losses.begin(), plain.losses.begin() + result.first_step);
     curves.push_back({"plain libtorch", plain.losses});
   }
+  if (result.losses.empty()) {
+    std::cout << "nothing to do: the checkpoint is of step " << result.first_step << "\n";
+    return;
+  }
   std::cout << table_of(curves[0].name, result, arguments.compare ? &plain : nullptr);
-  if (!arguments.csv.empty()) write_csv(arguments.csv, curves);
+  if (!arguments.csv.empty()) write_csv(arguments.csv, curves, result.first_step);
   if (!arguments.svg.empty()) write_svg(arguments.svg, curves);
 }
 
@@ -186,6 +193,9 @@ int main(int argc, char** argv) {
   app.add_option("--dtype", train.dtype, "Of parameters; bf16 with --fsdp: while they are used")
       ->check(CLI::IsMember({"f32", "f64", "bf16"}))
       ->capture_default_str();
+  app.add_option("--save", train.save, "Write checkpoints into this folder, the last two are kept");
+  app.add_option("--save-every", train.save_every, "Steps; 0: after the last step")->check(CLI::Range(0, 100'000'000));
+  app.add_option("--resume", train.resume, "Go on from the newest checkpoint in this folder, of any mesh");
   app.add_flag("--compare", arguments.compare, "Train on plain libtorch too, and say how far the losses are apart");
   app.add_option("--csv", arguments.csv, "Write the losses");
   app.add_option("--svg", arguments.svg, "Draw the losses");

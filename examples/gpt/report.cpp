@@ -66,13 +66,13 @@ void ProgressBar::show(std::int64_t step, double loss, const TrainResult& so_far
   std::fflush(stderr);
 }
 
-void write_csv(const std::string& path, const std::vector<Curve>& curves) {
+void write_csv(const std::string& path, const std::vector<Curve>& curves, std::int64_t first_step) {
   std::ofstream out = open_file(path);
   out << "step";
   for (const Curve& curve : curves) out << ',' << curve.name;
   out << '\n';
   for (std::size_t step = 0; step < curves[0].losses.size(); ++step) {
-    out << step;
+    out << first_step + static_cast<std::int64_t>(step);
     for (const Curve& curve : curves) out << ',' << format("%.17g", curve.losses[step]);
     out << '\n';
   }

@@ -25,7 +25,7 @@ struct Curve {
   std::string name;
   std::vector<double> losses;
 };
-void write_csv(const std::string& path, const std::vector<Curve>& curves);
+void write_csv(const std::string& path, const std::vector<Curve>& curves, std::int64_t first_step);
 void write_svg(const std::string& path, const std::vector<Curve>& curves);
 
 // What was reached, and beside it, where there is one, plain libtorch.

@@ -64,11 +64,22 @@ TrainResult train(const Tokens& tokens, const TrainOptions& options, const dtens
   };
 
   TrainResult result;
+  if (!options.resume.empty()) {
+    const dtensor::LoadReport report = dtensor::load_checkpoint(options.resume, *model, optimizer);
+    result.first_step = report.step.value_or(0);
+  }
+  const auto save_after = [&](std::int64_t steps) {
+    if (options.save.empty()) return;
+    const bool due = options.save_every > 0 && steps % options.save_every == 0;
+    if (due || steps == options.steps)
+      dtensor::save_checkpoint(options.save, *model, optimizer, {.step = steps, .keep = 2});
+  };
   using Clock = std::chrono::steady_clock;
-  for (std::int64_t step = 0; step < options.steps; ++step) {
+  for (std::int64_t step = result.first_step; step < options.steps; ++step) {
+    const std::int64_t done = step - result.first_step;
     const auto start = Clock::now();
     std::optional<dtensor::CommRecorder> recorder;
-    if (step == 1) recorder.emplace();
+    if (done == 1) recorder.emplace();
     const at::Tensor batch = tokens.batch(options, step);
     optimizer.zero_grad();
     const at::Tensor loss =
@@ -84,10 +95,11 @@ TrainResult train(const Tokens& tokens, const TrainOptions& options, const dtens
         kind.bytes += event.bytes;
       }
     }
-    if (step > 1) {  // decisions are made, and all memory is there
+    if (done > 1) {  // decisions are made, and all memory is there
       result.seconds += std::chrono::duration<double>(Clock::now() - start).count();
       result.tokens += options.batch * options.model.context;
     }
+    save_after(step + 1);
     progress(step, value, result);
   }
   return result;

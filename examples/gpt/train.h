@@ -17,6 +17,9 @@ struct TrainOptions {
   std::int64_t seed = 1;
   std::string dtype = "f32";  // f32, f64, bf16
   at::DeviceType device = at::kCPU;
+  std::string resume;           // go on from the newest checkpoint in this folder
+  std::string save;             // where checkpoints go
+  std::int64_t save_every = 0;  // steps; 0: after the last one only
 };
 
 struct Communication {
@@ -26,7 +29,8 @@ struct Communication {
 
 struct TrainResult {
   std::vector<double> losses;
-  double seconds = 0;  // of the steps after the second
+  std::int64_t first_step = 0;  // what it was resumed at
+  double seconds = 0;           // of the steps after the second
   std::int64_t tokens = 0;
   std::map<std::string, Communication> communication;  // of one step: "all-reduce tp"
   double tokens_per_second() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }

@@ -1,8 +1,11 @@
 // `dtensor train` as a user starts it: ranks of every kind give the losses of plain libtorch.
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <fstream>
+#include <map>
 
 #include "tests/comm/launch_process.h"
 
@@ -63,6 +66,46 @@ TEST(Train, WritesTheLosses) {
   std::ifstream picture(svg);
   std::getline(picture, line);
   EXPECT_EQ(line.rfind("<svg ", 0), 0) << line;
+}
+
+// step -> loss, as it was written.
+std::map<int, std::string> losses_in(const std::string& csv) {
+  std::map<int, std::string> losses;
+  std::ifstream file(csv);
+  std::string line;
+  std::getline(file, line);
+  while (std::getline(file, line)) {
+    const std::size_t comma = line.find(',');
+    losses[std::atoi(line.c_str())] = line.substr(comma + 1);
+  }
+  return losses;
+}
+
+TEST(Train, ResumesToTheBit) {
+  const std::string folder = ::testing::TempDir() + "/train_resume_" + std::to_string(getpid());
+  const auto run = [&](const std::string& mesh, const std::string& name, std::vector<std::string> more) {
+    const std::string csv = folder + "." + name + ".csv";
+    std::vector<std::string> words = {"--data",    TRAIN_TEXT, "--batch", "5",        "--context", "12",      "--width",
+                                      "24",        "--heads",  "3",       "--layers", "1",         "--dtype", "f64",
+                                      "--dropout", "0.1",      "--csv",   csv,        "--mesh",    mesh};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto result = train(words);
+    EXPECT_EQ(result.code, 0) << result.out << result.err;
+    return losses_in(csv);
+  };
+  const auto whole = run("dp=2,tp=2", "whole", {"--steps", "12", "--fsdp"});
+  const auto first = run("dp=2,tp=2", "first", {"--steps", "7", "--fsdp", "--save", folder});
+  const auto rest = run("dp=2,tp=2", "rest", {"--steps", "12", "--fsdp", "--resume", folder});
+  const auto other = run("tp=3", "other", {"--steps", "12", "--resume", folder});
+  ASSERT_EQ(whole.size(), 12u);
+  ASSERT_EQ(rest.size(), 5u);
+  ASSERT_EQ(other.size(), 5u);
+  for (int step = 0; step < 12; ++step) {
+    EXPECT_EQ(step < 7 ? first.at(step) : rest.at(step), whole.at(step)) << "step " << step;
+    if (step < 7) continue;
+    const double expected = std::strtod(whole.at(step).c_str(), nullptr);
+    EXPECT_NEAR(std::strtod(other.at(step).c_str(), nullptr), expected, 1e-10 * expected) << "step " << step;
+  }
 }
 
 TEST(Train, SaysWhatIsWrong) {
