@@ -69,7 +69,7 @@ void sparse_(const at::Tensor& tensor, double sparsity, double std) {
   const at::Tensor keys = drawn(&rand, tensor.sizes(), tensor);
   if (!values.defined()) return;
   // The rows with the least keys of their column.
-  const at::Tensor place = keys.argsort(/*dim=*/0).argsort(/*dim=*/0);
+  const at::Tensor place = keys.argsort(std::int64_t{0}, false).argsort(std::int64_t{0}, false);
   tensor.copy_(values.mul(std).masked_fill(place.lt(zeros), 0).to(tensor.scalar_type()));
 }
 
