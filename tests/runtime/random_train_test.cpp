@@ -8,6 +8,7 @@
 
 #include "dtensor/comm/world.h"
 #include "dtensor/runtime/dispatch.h"
+#include "dtensor/runtime/factories.h"
 #include "dtensor/runtime/init.h"
 #include "dtensor/runtime/module.h"
 #include "dtensor/runtime/random.h"
