@@ -90,7 +90,7 @@ std::vector<NamedPart> parts_of(const NamedTensors& tensors, const Party& party,
                            .expected = "a distributed tensor or a dense one"});
     }
     if (has_payload(tensor)) {
-      Payload& payload = payload_of(tensor);
+      Payload& payload = payload_for(tensor, GatherUnit::Use::kMemory);
       const auto& at = payload.mesh->coordinate();
       parts.push_back({name, payload.spec, at ? *at : Dims(), at ? payload.local() : at::Tensor()});
     } else {
