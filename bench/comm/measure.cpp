@@ -25,7 +25,7 @@ Effort effort(std::int64_t bytes) {
   const auto within = [&](std::int64_t total, std::int64_t least, std::int64_t most) {
     return static_cast<int>(std::clamp<std::int64_t>((total << 20) / std::max<std::int64_t>(bytes, 1), least, most));
   };
-  return {.rounds = within(16, 6, 60), .times = within(8, 2, 200)};
+  return {.rounds = within(16, 6, 20), .times = within(8, 2, 100)};
 }
 
 }  // namespace
