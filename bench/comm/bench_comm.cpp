@@ -1,5 +1,6 @@
 // Threads, Gloo and Open MPI side by side in one run: all-reduce of float, 8 bytes and 1 KB to 64 MB, on 2 and 4 ranks.
 //   bench_comm [--ranks 2,4] [--backends threads,gloo,mpi,native-gloo,native-mpi] [--svg comm.svg]
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <spawn.h>
 #include <sys/resource.h>
@@ -29,7 +30,13 @@ std::vector<Sample> measure_world(World& world) {
   const auto views = views_of_sizes();
   auto samples =
       measure({.all_reduce = [&](std::int64_t bytes) { group->all_reduce(views.at(bytes), ReduceOp::kSum)->wait(); },
-               .barrier = [&] { group->barrier()->wait(); }});
+               .barrier = [&] { group->barrier()->wait(); },
+               .largest =
+                   [&](float mine) {
+                     const auto number = at::full({1}, mine, at::kFloat);
+                     group->all_reduce(number, ReduceOp::kMax)->wait();
+                     return number.item<float>();
+                   }});
   if (world.rank() != 0) samples.clear();
   return samples;
 }
@@ -112,6 +119,7 @@ void print_table(const std::vector<Series>& series, std::int64_t ranks) {
     }
   }
   std::printf("\n");
+  std::fflush(stdout);
 }
 
 // More ranks than cores: what a small all-reduce takes, and how much of the processors it burns.

@@ -25,7 +25,7 @@ Effort effort(std::int64_t bytes) {
   const auto within = [&](std::int64_t total, std::int64_t least, std::int64_t most) {
     return static_cast<int>(std::clamp<std::int64_t>((total << 20) / std::max<std::int64_t>(bytes, 1), least, most));
   };
-  return {.rounds = within(16, 6, 60), .times = within(8, 2, 200)};
+  return {.rounds = within(16, 6, 20), .times = within(8, 2, 100)};
 }
 
 }  // namespace
@@ -49,7 +49,9 @@ std::map<std::int64_t, at::Tensor> views_of_sizes() {
 std::vector<Sample> measure(const Subject& subject) {
   std::vector<Sample> samples;
   for (const std::int64_t bytes : message_sizes()) {
+    constexpr float kLongest = 1;  // second, for all rounds but the first few
     const auto [rounds, times] = effort(bytes);
+    const auto begin = Clock::now();
     double best = 0;
     for (int round = 0; round < rounds; ++round) {  // the first one warms up
       subject.barrier();
@@ -57,6 +59,7 @@ std::vector<Sample> measure(const Subject& subject) {
       for (int i = 0; i < times; ++i) subject.all_reduce(bytes);
       const double seconds = seconds_since(start) / times;
       if (round == 1 || (round > 1 && seconds < best)) best = seconds;
+      if (round >= 3 && subject.largest(static_cast<float>(seconds_since(begin))) > kLongest) break;
     }
     samples.push_back({bytes, best});
   }

@@ -23,10 +23,12 @@ struct Series {
   std::vector<Sample> samples;
 };
 
-// What is measured: an all-reduce of the first `bytes` of this rank's buffer, and a barrier.
+// What is measured: an all-reduce of the first `bytes` of this rank's buffer; and what measuring takes: a barrier, and
+// the largest of the ranks' numbers.
 struct Subject {
   std::function<void(std::int64_t bytes)> all_reduce;
   std::function<void()> barrier;
+  std::function<float(float)> largest;
 };
 
 // 8 bytes, and 1 KB to 64 MB by fours.

@@ -1,3 +1,4 @@
+#include <ATen/ops/full.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -16,7 +17,15 @@ std::vector<Sample> measure_native_gloo(const std::string& file, int rank, int s
                                 std::vector<at::Tensor> part = {views.at(bytes)};
                                 group->allreduce(part)->wait();
                               },
-                          .barrier = [&] { group->barrier()->wait(); }});
+                          .barrier = [&] { group->barrier()->wait(); },
+                          .largest =
+                              [&](float mine) {
+                                std::vector<at::Tensor> number = {at::full({1}, mine, at::kFloat)};
+                                c10d::AllreduceOptions most;
+                                most.reduceOp = c10d::ReduceOp::MAX;
+                                group->allreduce(number, most)->wait();
+                                return number[0].item<float>();
+                              }});
   if (rank != 0) samples.clear();
   return samples;
 }

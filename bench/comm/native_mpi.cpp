@@ -14,7 +14,12 @@ std::vector<Sample> measure_native_mpi() {
                                 MPI_Allreduce(MPI_IN_PLACE, buffer.data(), static_cast<int>(bytes / 4), MPI_FLOAT,
                                               MPI_SUM, MPI_COMM_WORLD);
                               },
-                          .barrier = [] { MPI_Barrier(MPI_COMM_WORLD); }});
+                          .barrier = [] { MPI_Barrier(MPI_COMM_WORLD); },
+                          .largest =
+                              [](float mine) {
+                                MPI_Allreduce(MPI_IN_PLACE, &mine, 1, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD);
+                                return mine;
+                              }});
   MPI_Finalize();
   if (rank != 0) samples.clear();
   return samples;

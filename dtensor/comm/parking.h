@@ -17,9 +17,11 @@ class Parking {
 
   std::uint32_t count() const noexcept { return count_.load(std::memory_order_acquire); }
   void notify_all() noexcept;
-  // True as soon as `has_come()`; false after a while. Tries that were in vain make the next ones shorter. `crowded`:
-  // there are more waiters than cores, and every try gives its core to somebody else; when that was another program,
-  // which keeps it for long, waiters park at once for some time to come.
+  // True as soon as `has_come()`; false after a while. Tries that were in vain make the next ones shorter, though never
+  // shorter than what parking and waking up would take: else whoever was late once would be parked for ever after.
+  // Now and then the core is offered to others: the one that is waited for may have been put on the same.
+  // `crowded`: there are more waiters than cores, and every try gives its core to somebody else; when that was another
+  // program, which keeps it for long, waiters park at once for some time to come.
   template <class HasCome>
   bool spin_until(bool crowded, const HasCome& has_come) noexcept;
   bool spin(std::uint32_t seen, bool crowded) noexcept {
@@ -35,6 +37,8 @@ class Parking {
 
   friend class BriefLock;
   static constexpr int kMostTries = 2000;
+  static constexpr int kFewTries = 200;
+  static constexpr int kTriesPerYield = 16;
   static constexpr int kMostYields = 32;
   static constexpr int kLeastTries = 2;
   static constexpr int kOffended = 5000;  // waits without a try
@@ -68,6 +72,7 @@ template <class HasCome>
 bool Parking::spin_until(bool crowded, const HasCome& has_come) noexcept {
   if (has_come()) return true;
   const int most = crowded ? kMostYields : kMostTries;
+  const int least = crowded ? kLeastTries : kFewTries;
   const int patience = patience_.load(std::memory_order_relaxed);
   if (patience < kLeastTries) {
     patience_.store(patience + 1, std::memory_order_relaxed);
@@ -75,9 +80,9 @@ bool Parking::spin_until(bool crowded, const HasCome& has_come) noexcept {
   }
   const int tries = std::min(most, patience);
   for (int i = 0; i < tries; ++i) {
-    if (!crowded) {
+    if (!crowded && (i + 1) % kTriesPerYield != 0) {
       relax();
-    } else if (!yield_briefly()) {
+    } else if (!yield_briefly() && crowded) {
       patience_.store(kLeastTries - kOffended, std::memory_order_relaxed);
       return has_come();
     }
@@ -86,7 +91,7 @@ bool Parking::spin_until(bool crowded, const HasCome& has_come) noexcept {
       return true;
     }
   }
-  patience_.store(std::max(kLeastTries, tries / 2), std::memory_order_relaxed);
+  patience_.store(std::max(least, tries / 2), std::memory_order_relaxed);
   return false;
 }
 

@@ -5,6 +5,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <complex>
 #include <limits>
@@ -33,9 +34,31 @@ const T* part_at(Parts parts, std::size_t part, std::int64_t offset) {
   return static_cast<const T*>(parts[part]) + offset;
 }
 
+// A few parts at once, without a block in between. `out` is one of them or apart from all, so element i of it is read
+// by its own turn only.
+template <std::size_t n, class T, class Combine, class Finish>
+void reduce_together(T* out, Parts parts, std::int64_t count, Combine combine, Finish finish) {
+  std::array<const T*, n> from;
+  for (std::size_t p = 0; p < n; ++p) from[p] = part_at<T>(parts, p, 0);
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC ivdep
+#endif
+  for (std::int64_t i = 0; i < count; ++i) {
+    T acc = combine(from[0][i], from[1][i]);
+    if constexpr (n > 2) acc = combine(acc, from[2][i]);
+    if constexpr (n > 3) acc = combine(acc, from[3][i]);
+    out[i] = finish(acc);
+  }
+}
+
 // T is what lies in memory, Acc what is computed with.
 template <class T, class Acc, class Combine, class Finish>
 void reduce_blocks(T* out, Parts parts, std::int64_t count, Combine combine, Finish finish) {
+  if constexpr (std::is_same_v<T, Acc>) {
+    if (parts.size() == 2) return reduce_together<2>(out, parts, count, combine, finish);
+    if (parts.size() == 3) return reduce_together<3>(out, parts, count, combine, finish);
+    if (parts.size() == 4) return reduce_together<4>(out, parts, count, combine, finish);
+  }
   Acc acc[kBlock];
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     const std::int64_t n = std::min(kBlock, count - begin);

@@ -50,7 +50,9 @@ bool ThreadLane::carries(const Post& post) const {
   const Fingerprint& what = post.fingerprint;
   if (what.operation == Operation::kBarrier) return true;
   if (what.operation == Operation::kAllToAll) return counts_bytes(post) + bytes_of(post.input) <= kSlotBytes;
-  return static_cast<std::size_t>(what.numel) <= kSlotBytes / c10::elementSize(what.dtype);
+  // Who reduces reads all of it from everybody.
+  const std::size_t readers = what.op ? (members_.size() + 1) / 2 : 1;
+  return static_cast<std::size_t>(what.numel) <= kSlotBytes / readers / c10::elementSize(what.dtype);
 }
 
 void ThreadLane::publish(std::size_t member, Post post) {

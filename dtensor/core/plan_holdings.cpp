@@ -248,10 +248,6 @@ Interval interval_of(const Factor& factor, const Dims& at) {
   return piece;
 }
 
-std::int64_t common_size(const Interval& a, const Interval& b) {
-  return std::max<std::int64_t>(0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
-}
-
 std::int64_t held_size(const DimLayout& dim, const Dims& at) {
   std::int64_t size = 1;
   for (const Factor& factor : dim) size *= held_of(factor, at).size;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "dtensor/core/plan_impl.h"
 
 // What ranks hold before and after a step. It is a product over the tensor dims, so each tensor dim is looked at along
@@ -8,7 +10,9 @@ namespace dtensor {
 
 bool one_interval(const DimLayout& dim);
 Interval interval_of(const Factor& factor, const Dims& at);
-std::int64_t common_size(const Interval& a, const Interval& b);
+inline std::int64_t common_size(const Interval& a, const Interval& b) {
+  return std::max<std::int64_t>(0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
+}
 std::int64_t held_size(const DimLayout& dim, const Dims& at);
 std::int64_t held_size(const Spec& spec, const Dims& at);
 // How many elements are held both by a place under one spec and by a place under another.
@@ -62,12 +66,14 @@ class Census {
   template <class Fn>
   void each(Fn fn) {
     Dims digits(dims_.size());
+    for (std::size_t j = 0; j < dims_.size(); ++j) at_[dims_[j]] = indices_[j][0];
     for (std::size_t i = 0; i < size(); ++i) {
-      for (std::size_t j = 0; j < dims_.size(); ++j) at_[dims_[j]] = indices_[j][digits[j]];
       fn(i, static_cast<const Dims&>(at_));
       for (std::size_t j = dims_.size(); j-- > 0;) {
-        if (++digits[j] < static_cast<std::int64_t>(indices_[j].size())) break;
-        digits[j] = 0;
+        const bool again = ++digits[j] == static_cast<std::int64_t>(indices_[j].size());
+        if (again) digits[j] = 0;
+        at_[dims_[j]] = indices_[j][digits[j]];
+        if (!again) break;
       }
     }
   }

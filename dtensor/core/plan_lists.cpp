@@ -218,13 +218,25 @@ std::int64_t CutLists::most_held(std::int64_t size, const Entries& list, std::si
   return size;
 }
 
+std::int64_t CutLists::held_at(std::int64_t size, const Entries& list, std::size_t i, const Dims& at) const {
+  for (; i < list.size() && size > 0; ++i) {
+    const std::int64_t c = ceil_div(size, context_->count(list[i]));
+    if (list.is_virtual(i)) {
+      const std::int64_t rest = size % c;
+      return size / c * held_at(c, list, i + 1, at) + (rest > 0 ? held_at(rest, list, i + 1, at) : 0);
+    }
+    size = std::clamp<std::int64_t>(size - c * at[list[i]], 0, c);
+  }
+  return size;
+}
+
 // Virtual pieces that lie inside of what is wanted count alike, so only those at its ends are entered.
 std::int64_t CutLists::overlap(Interval piece, const Entries& list, std::size_t i, const Dims& at,
                                Interval wanted) const {
   for (; i < list.size(); ++i) {
     const Interval hit{std::max(piece.begin, wanted.begin), std::min(piece.end, wanted.end)};
     if (hit.empty()) return 0;
-    if (context_->even && hit == piece) return most_held(piece.size(), list, i);
+    if (hit == piece) return held_at(piece.size(), list, i, at);
     const std::int64_t count = context_->count(list[i]);
     if (!list.is_virtual(i)) {
       piece = chunk(piece, count, at[list[i]]);
@@ -235,7 +247,7 @@ std::int64_t CutLists::overlap(Interval piece, const Entries& list, std::size_t 
     const std::int64_t last = (hit.end - 1 - piece.begin) / c;
     std::int64_t sum = overlap(chunk(piece, count, first), list, i + 1, at, wanted);
     if (last > first) sum += overlap(chunk(piece, count, last), list, i + 1, at, wanted);
-    if (last > first + 1) sum += (last - first - 1) * overlap({0, c}, list, i + 1, at, {0, c});
+    if (last > first + 1) sum += (last - first - 1) * held_at(c, list, i + 1, at);
     return sum;
   }
   return std::max<std::int64_t>(0, std::min(piece.end, wanted.end) - std::max(piece.begin, wanted.begin));

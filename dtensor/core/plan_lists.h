@@ -133,6 +133,8 @@ class CutLists {
   std::int16_t made(const Entries& entries);
   bool cuts_evenly(const Entries& entries) const;
   std::int64_t most_held(std::int64_t size, const Entries& list, std::size_t i) const;
+  // Elements that a place holds of a piece of this size, by its cuts from the i-th on.
+  std::int64_t held_at(std::int64_t size, const Entries& list, std::size_t i, const Dims& at) const;
   std::int64_t overlap(Interval piece, const Entries& list, std::size_t i, const Dims& at, Interval wanted) const;
   Intervals intervals_at(const Entries& list, const Dims& at) const;
   bool takes_over(int m) const;

@@ -47,7 +47,9 @@ class Search : SearchSpace {
       if (node.closed) continue;
       node.closed = true;
       slack_ = scaled(below_, std::max<std::int64_t>(0, expanded - exact), kPatience);
-      if (node.state == goal_ || node.bound >= below_ - std::min(slack_, below_)) continue;
+      const bool too_much = node.bound >= below_ - std::min(slack_, below_);
+      if (too_much && by_promise_) break;
+      if (too_much || node.state == goal_) continue;
       thorough_ = !even_ && (ranks_ <= kFewRanks || expanded < kThorough);
       expand(index);
       ++expanded;

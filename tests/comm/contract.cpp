@@ -42,7 +42,7 @@ void require(bool holds, const std::string& text) {
 // Values as a tensor of any type; integers wrap, bool is "not 0", real types drop the imaginary part.
 at::Tensor tensor_of(c10::ScalarType dtype, const std::vector<Value>& values) {
   auto wide = at::empty({static_cast<std::int64_t>(values.size())}, at::kComplexDouble);
-  std::memcpy(wide.data_ptr(), values.data(), values.size() * sizeof(Value));
+  if (!values.empty()) std::memcpy(wide.data_ptr(), values.data(), values.size() * sizeof(Value));
   if (c10::isComplexType(dtype)) return wide.to(dtype);
   const auto real = at::real(wide).contiguous();
   return c10::isIntegralType(dtype, /*includeBool=*/true) ? real.to(at::kLong).to(dtype) : real.to(dtype);
