@@ -16,7 +16,7 @@
 namespace dtensor {
 namespace {
 
-constexpr std::int64_t kChunk = 1 << 20;       // stays in the cache between checksum and write
+constexpr std::int64_t kChunk = 256 << 10;     // stays in the cache between checksum and write
 constexpr std::int64_t kSyncEvery = 32 << 20;  // the disk is kept busy while we go on
 
 std::string advice_for(int error) {

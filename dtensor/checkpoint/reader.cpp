@@ -16,8 +16,8 @@ namespace dtensor {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::int64_t kReadRun = 4096;   // shorter runs come out of the map: the system reads whole pages anyway
-constexpr std::int64_t kChunk = 1 << 20;  // stays in the cache between read and checksum
+constexpr std::int64_t kReadRun = 4096;     // shorter runs come out of the map: the system reads whole pages anyway
+constexpr std::int64_t kChunk = 256 << 10;  // stays in the cache between read and checksum
 
 // The bytes of the shortest run that a copy is made of.
 std::int64_t run_bytes(const Copy& copy, std::int64_t element) {
