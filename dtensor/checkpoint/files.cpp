@@ -102,6 +102,11 @@ void File::write_at(const void* from, std::int64_t bytes, std::int64_t offset) c
   }
 }
 
+void File::reserve(std::int64_t bytes) const {
+  if (bytes == 0 || ::fallocate(fd_, 0, 0, bytes) == 0) return;
+  if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) fail_system("cannot write a file", path_, errno);
+}
+
 void File::start_sync(std::int64_t offset, std::int64_t bytes) const {
 #ifdef SYNC_FILE_RANGE_WRITE
   (void)::sync_file_range(fd_, offset, bytes, SYNC_FILE_RANGE_WRITE);  // a hint: sync() says whether it worked
@@ -144,6 +149,7 @@ StoredFile write_file(const std::string& path, std::vector<WriteEntry> entries, 
   };
   const auto data_begin = static_cast<std::int64_t>(print().size());
   const File file = File::create(path);
+  file.reserve(data_begin + (stored.empty() ? 0 : stored.back().end));
   std::vector<char> scratch;
   std::int64_t synced = data_begin;
   for (const StoredEntry& entry : stored) {
