@@ -280,7 +280,9 @@ std::vector<std::string> Checkpoint::verify() {
       broken.insert(static_cast<std::int64_t>(r));
     }
   }
-  for (const auto& [name, tensor] : index_.tensors) {
+  for (const auto& item : index_.tensors) {
+    const std::string& name = item.first;
+    const StoredTensor& tensor = item.second;
     std::int64_t numel = 0;
     for (std::int64_t rank = 0; rank < static_cast<std::int64_t>(index_.files.size()); ++rank) {
       const auto at = written_by(tensor, rank);
