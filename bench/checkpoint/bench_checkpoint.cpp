@@ -24,6 +24,7 @@ using namespace dtensor;
 namespace fs = std::filesystem;
 constexpr int kRanks = 2;
 constexpr std::int64_t kTensors = 16;
+constexpr int kRounds = 5;
 
 double seconds_of(const std::function<void()>& work) {
   const auto start = std::chrono::steady_clock::now();
@@ -90,7 +91,7 @@ int main(int argc, char** argv) {
   const std::int64_t rows = (megabytes << 20) / kTensors / 4 / 4096;
   Best dd_write, save, dd_cold, load_cold, dd_warm, load_warm, load_other, memory, async_stop;
   copy_memory(megabytes);
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     dd_write.take(seconds_of([&] { dd("if=/dev/zero of=FILE conv=fdatasync", folder, megabytes); }));
     forget(folder);
     dd_cold.take(seconds_of([&] { dd("if=FILE of=/dev/null", folder, megabytes); }));
@@ -136,8 +137,8 @@ int main(int argc, char** argv) {
     std::printf("%-34s %6.2f GB/s   %-30s %6.2f GB/s   %5.2f of it\n", what, gigabytes / ours.seconds, beside,
                 gigabytes / theirs.seconds, theirs.seconds / ours.seconds);
   };
-  std::printf("%.1f GB in %lld tensors on %d ranks, in %s; best of 3, interleaved\n", gigabytes,
-              static_cast<long long>(kTensors), kRanks, base.c_str());
+  std::printf("%.1f GB in %lld tensors on %d ranks, in %s; best of %d, interleaved\n", gigabytes,
+              static_cast<long long>(kTensors), kRanks, base.c_str(), kRounds);
   line("save, on the disk at the end", save, "dd conv=fdatasync", dd_write);
   line("load, from the disk", load_cold, "dd from the disk", dd_cold);
   line("load, from the system's memory", load_warm, "dd from the system's memory", dd_warm);

@@ -16,7 +16,7 @@
 namespace dtensor {
 namespace {
 
-constexpr std::int64_t kChunk = 1 << 20;       // stays in the cache between checksum and write
+constexpr std::int64_t kChunk = 256 << 10;     // stays in the cache between checksum and write
 constexpr std::int64_t kSyncEvery = 32 << 20;  // the disk is kept busy while we go on
 
 std::string advice_for(int error) {
@@ -55,6 +55,7 @@ File File::open(const std::string& path) {
   if (!S_ISREG(about.st_mode)) {
     fail_invalid("checkpoint", {.what = "not a file", .got = in_quotes(path), .expected = "a regular file"});
   }
+  (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);  // it is read from its beginning, mostly
   return file;
 }
 
@@ -102,6 +103,11 @@ void File::write_at(const void* from, std::int64_t bytes, std::int64_t offset) c
   }
 }
 
+void File::reserve(std::int64_t bytes) const {
+  if (bytes == 0 || ::fallocate(fd_, 0, 0, bytes) == 0) return;
+  if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) fail_system("cannot write a file", path_, errno);
+}
+
 void File::start_sync(std::int64_t offset, std::int64_t bytes) const {
 #ifdef SYNC_FILE_RANGE_WRITE
   (void)::sync_file_range(fd_, offset, bytes, SYNC_FILE_RANGE_WRITE);  // a hint: sync() says whether it worked
@@ -144,6 +150,7 @@ StoredFile write_file(const std::string& path, std::vector<WriteEntry> entries, 
   };
   const auto data_begin = static_cast<std::int64_t>(print().size());
   const File file = File::create(path);
+  file.reserve(data_begin + (stored.empty() ? 0 : stored.back().end));
   std::vector<char> scratch;
   std::int64_t synced = data_begin;
   for (const StoredEntry& entry : stored) {

@@ -25,6 +25,9 @@ class File {
   std::int64_t bytes() const;
   void read_at(void* to, std::int64_t bytes, std::int64_t offset) const;
   void write_at(const void* from, std::int64_t bytes, std::int64_t offset) const;
+  // Takes the room for so many bytes at once, where the file system can: a full disk says so before anything is
+  // written.
+  void reserve(std::int64_t bytes) const;
   // Starts to bring what was written to the disk, without waiting.
   void start_sync(std::int64_t offset, std::int64_t bytes) const;
   void sync() const;

@@ -16,8 +16,8 @@ namespace dtensor {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::int64_t kReadRun = 4096;   // shorter runs come out of the map: the system reads whole pages anyway
-constexpr std::int64_t kChunk = 1 << 20;  // stays in the cache between read and checksum
+constexpr std::int64_t kReadRun = 4096;     // shorter runs come out of the map: the system reads whole pages anyway
+constexpr std::int64_t kChunk = 256 << 10;  // stays in the cache between read and checksum
 
 // The bytes of the shortest run that a copy is made of.
 std::int64_t run_bytes(const Copy& copy, std::int64_t element) {
@@ -280,7 +280,9 @@ std::vector<std::string> Checkpoint::verify() {
       broken.insert(static_cast<std::int64_t>(r));
     }
   }
-  for (const auto& [name, tensor] : index_.tensors) {
+  for (const auto& item : index_.tensors) {
+    const std::string& name = item.first;
+    const StoredTensor& tensor = item.second;
     std::int64_t numel = 0;
     for (std::int64_t rank = 0; rank < static_cast<std::int64_t>(index_.files.size()); ++rank) {
       const auto at = written_by(tensor, rank);

@@ -99,7 +99,9 @@ TEST(Commit, OneAtATime) {
 // Killed at any moment, 200 times: what was complete is complete.
 TEST(Commit, SurvivesKill) {
   const Folder folder;
+  const auto start = std::chrono::steady_clock::now();
   testing::save_all(folder.path(), two_tensors(), 3, {.step = 0}, 2);
+  const auto one = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
   std::mt19937 random(20261115);
   int finished = 0;
   std::int64_t last = 0;
@@ -108,7 +110,7 @@ TEST(Commit, SurvivesKill) {
     if (child == 0) {
       for (std::int64_t step = last + 1;; ++step) testing::save_all(folder.path(), two_tensors(), 3, {.step = step}, 2);
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
+    std::this_thread::sleep_for(one * 6 * (random() % 1000) / 1000);  // in any of the first saves
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
     const std::vector<std::int64_t> steps = list_steps(folder.path());
