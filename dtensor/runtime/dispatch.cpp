@@ -88,6 +88,7 @@ void collect(LocalCall& call) {
                     .got = payload->spec.to_string(),
                     .advice = "redistribute before taking the view, or clone() it"});
     }
+    if (payload && payload->lost_alias) check_alias(*payload, call.info.name);
     call.operands.push_back({tensor, payload, arg, item});
   });
   for (Operand& operand : call.operands) {
@@ -352,7 +353,7 @@ class Results {
     if (prepared_.replicated) {
       if (!local.defined()) return local;
       at::Tensor result = as_replica(local, call_.mesh);
-      if (call_.info.returns_alias) payload_of(result).lost_alias = true;
+      if (call_.info.returns_alias) lose_alias(result);
       return result;
     }
     if (output >= decision.outputs.size() || !decision.outputs[output]) return {};
@@ -362,8 +363,15 @@ class Results {
     const bool view = call_.info.returns_alias && (decision.alias || as_it_is);
     if (view) options.base = &call_.operands[0].tensor;
     at::Tensor result = wrap(local, *decision.outputs[output], call_.mesh, options);
-    if (call_.info.returns_alias && !view) payload_of(result).lost_alias = true;
+    if (call_.info.returns_alias && (!view || call_.operands[0].payload->lost_alias)) lose_alias(result);
     return result;
+  }
+
+  // A view of what is a copy itself is no view of what that was taken from.
+  void lose_alias(const at::Tensor& result) const {
+    const Operand& of = call_.operands[0];
+    payload_of(result).lost_alias =
+        of.payload && of.payload->lost_alias ? of.payload->lost_alias : LostAlias(of.tensor);
   }
 
   LocalCall& call_;
