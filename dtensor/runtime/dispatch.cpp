@@ -254,7 +254,6 @@ void refuse_hidden_dropout(const LocalCall& call) {
 }
 
 void say_no_rule(const LocalCall& call) {
-  refuse_hidden_dropout(call);
   if (no_rule == NoRule::kRefuse) {
     fail_unsupported(call.info.name,
                      {.what = "the operator has no rule, and running it on replicated operands is refused",
@@ -527,6 +526,7 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
       c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}));
   LocalCall call{info, op, *stack, {}, nullptr};
   collect(call);
+  if (info.drops) refuse_hidden_dropout(call);
   if (info.accumulates && accumulate(call)) return;
   const std::shared_ptr<const Prepared> prepared = find_or_prepare(call);
   if (prepared->out_of_place) return run_out_of_place(call, *prepared->out_of_place);

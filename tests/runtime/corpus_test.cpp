@@ -19,9 +19,8 @@ using testing::parts_of;
 
 using Body = std::function<void(const std::shared_ptr<const DeviceMesh>&)>;
 void on_ranks(const Dims& shape, const Body& body) {
-  run_ranks(Mesh::make(shape).size(), [&](World& world) {
-    body(std::make_shared<const DeviceMesh>(init_device_mesh(world, at::kCPU, shape)));
-  });
+  run_ranks(Mesh::make(shape).size(),
+            [&](World& world) { body(std::make_shared<const DeviceMesh>(init_device_mesh(world, at::kCPU, shape))); });
 }
 
 // Laid out as the text says; Partials are split unevenly.
