@@ -16,9 +16,9 @@ found=$$(bash cmake/find_torch.sh); read -r prefix version source <<<"$$found"; 
 build=build/torch-$$version; echo "-- libtorch $$version ($$source: $$prefix)"
 endef
 
-.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime bench-train bench-checkpoint opdb audit lint format api clean
+.PHONY: help demo test test-core build asan tsan fuzz bench bench-runtime bench-train bench-checkpoint opdb audit chains lint format api clean
 help:
-	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime bench-train bench-checkpoint opdb audit lint format api clean'
+	@sed -n 's/^#   //p' Makefile; echo 'Others: build asan tsan fuzz bench bench-runtime bench-train bench-checkpoint opdb audit chains lint format api clean'
 
 build:
 	@bash cmake/setup.sh core comm
@@ -103,6 +103,13 @@ audit:
 	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix $(CMAKE_ARGS) >/dev/null; \
 	cmake --build $$build -j $(JOBS) --target audit_test; \
 	DTENSOR_AUDIT_LAYOUTS=$(AUDIT_LAYOUTS) $$build/tests/testing/audit_test
+
+# Random chains of operators against the plain run; `DTENSOR_CHAIN=123 make chains` plays one and prints it.
+SEEDS ?= 10000
+chains:
+	@bash cmake/setup.sh core comm
+	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix $(CMAKE_ARGS) >/dev/null; \
+	cmake --build $$build -j $(JOBS) --target chains_test; DTENSOR_CHAINS=$(SEEDS) $$build/tests/testing/chains_test
 
 lint:
 	@bash cmake/setup.sh lint

@@ -114,6 +114,7 @@ void collect(LocalCall& call) {
                     .got = payload->spec.to_string(),
                     .advice = "redistribute before taking the view, or clone() it"});
     }
+    if (payload && payload->lost_alias) check_alias(*payload, call.info.name);
     call.operands.push_back({tensor, payload, arg, item});
   });
   for (Operand& operand : call.operands) {
@@ -279,7 +280,6 @@ void refuse_hidden_dropout(const LocalCall& call) {
 }
 
 void say_no_rule(const LocalCall& call) {
-  refuse_hidden_dropout(call);
   if (no_rule == NoRule::kRefuse) {
     fail_unsupported(call.info.name,
                      {.what = "the operator has no rule, and running it on replicated operands is refused",
@@ -378,7 +378,7 @@ class Results {
     if (prepared_.replicated) {
       if (!local.defined()) return local;
       at::Tensor result = as_replica(local, call_.mesh);
-      if (call_.info.returns_alias) payload_of(result).lost_alias = true;
+      if (call_.info.returns_alias) lose_alias(result);
       return result;
     }
     if (output >= decision.outputs.size() || !decision.outputs[output]) return {};
@@ -392,9 +392,16 @@ class Results {
       if (traits && traits->style) options.traits = traits;
     }
     at::Tensor result = wrap(local, *decision.outputs[output], call_.mesh, options);
-    if (call_.info.returns_alias && !view) payload_of(result).lost_alias = true;
+    if (call_.info.returns_alias && (!view || call_.operands[0].payload->lost_alias)) lose_alias(result);
     if (view && call_.operands[0].payload->unit) payload_of(result).unit = call_.operands[0].payload->unit;
     return result;
+  }
+
+  // A view of what is a copy itself is no view of what that was taken from.
+  void lose_alias(const at::Tensor& result) const {
+    const Operand& of = call_.operands[0];
+    payload_of(result).lost_alias =
+        of.payload && of.payload->lost_alias ? of.payload->lost_alias : LostAlias(of.tensor);
   }
 
   LocalCall& call_;
@@ -550,6 +557,7 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
       c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}));
   LocalCall call{info, op, *stack, {}, nullptr};
   collect(call);
+  if (info.drops) refuse_hidden_dropout(call);
   if (info.accumulates && accumulate(call)) return;
   const std::shared_ptr<const Prepared> prepared = find_or_prepare(call);
   if (prepared->out_of_place) return run_out_of_place(call, *prepared->out_of_place);

@@ -68,6 +68,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     const c10::Argument& argument = schema.arguments()[i];
     const bool written = (argument.alias_info() && argument.alias_info()->isWrite()) || writes_unmarked(name, i);
+    drops = drops || argument.name() == "dropout_p" || argument.name() == "dropout";
     takes_generator = takes_generator || is_generator(argument);
     writes = writes || written;
     if (written && argument.is_out()) out = true;

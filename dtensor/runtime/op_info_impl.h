@@ -39,6 +39,7 @@ struct OpInfo {
   std::vector<Return> returns;
   std::optional<FoundRule> rule;
   bool takes_generator = false;
+  bool drops = false;  // has an argument that makes it drop elements by itself
   bool returns_alias = false;
   bool writes = false;
   bool in_place = false;     // writes its first argument and returns it

@@ -131,6 +131,17 @@ void Payload::settle() {
   if (unreduced_) settle();
 }
 
+LostAlias::LostAlias(const at::Tensor& operand) : counter_(operand.unsafeGetTensorImpl()->version_counter()) {
+  if (counter_.enabled()) version_ = counter_.current_version();
+}
+
+void check_alias(const Payload& payload, const std::string& where) {
+  if (!payload.lost_alias || !payload.lost_alias->out_of_date()) return;
+  fail_invalid(where, {.what = "a view that had to be copied, and what it was taken from has been written since",
+                       .got = payload.spec.to_string(),
+                       .advice = "take the view after writing, redistribute before taking it, or clone() it"});
+}
+
 Payload& payload_of(const at::Tensor& tensor) {
   return **static_cast<std::optional<Payload>*>(context_of(*tensor.unsafeGetTensorImpl()));
 }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "dtensor/core/mesh.h"
@@ -50,6 +51,18 @@ struct ParameterTraits {
   std::shared_ptr<ParameterStyle> style;
 };
 
+// A result that would be an alias of its operand, had that not been moved for it: writing to it would be lost, and once
+// its operand is written it is out of date. Both are errors.
+class LostAlias {
+ public:
+  explicit LostAlias(const at::Tensor& operand);
+  bool out_of_date() const { return counter_.enabled() && counter_.current_version() != version_; }
+
+ private:
+  c10::VariableVersion counter_;  // the operand's
+  std::uint32_t version_ = 0;
+};
+
 // What a distributed tensor carries. It hangs on the storage, which is what TensorImpl::shallow_copy_from copies: any
 // tensor handle can take it over, and detached tensors share it.
 class Payload {
@@ -79,8 +92,7 @@ class Payload {
 
   const Spec spec;
   const std::shared_ptr<const DeviceMesh> mesh;
-  // The result of an operator that returns an alias of its operand, which had to be moved: writing to it would be lost.
-  bool lost_alias = false;
+  std::optional<LostAlias> lost_alias;
   // The autograd state for which the leaf's hook is installed.
   const void* hooked = nullptr;
   std::shared_ptr<ParameterTraits> traits;
@@ -94,6 +106,9 @@ class Payload {
   Pending pending_;
   std::optional<Unreduced> unreduced_;
 };
+
+// An error where the payload is a lost alias that is out of date.
+void check_alias(const Payload& payload, const std::string& where);
 
 // Pre: is_dtensor(tensor).
 Payload& payload_of(const at::Tensor& tensor);

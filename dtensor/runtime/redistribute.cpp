@@ -108,6 +108,7 @@ at::Tensor redistribute_now(const at::Tensor& tensor, const Spec& to, std::share
 
 at::Tensor redistribute(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
                         const RedistributeOptions& options) {
+  check_alias(payload_of(tensor), "redistribute");
   if (const auto reason = why_not(payload_of(tensor).spec, to)) {
     fail_invalid("redistribute",
                  {.what = *reason, .got = "from " + payload_of(tensor).spec.to_string() + " to " + to.to_string()});

@@ -38,7 +38,9 @@ at::Tensor reshaped(const at::Tensor& self, at::IntArrayRef wanted) {
   const Payload& payload = payload_of(self);
   const Dims shape(sizes.begin(), sizes.end());
   if (reshape(payload.spec, shape)) return self.view(sizes);
-  return redistribute(self, viewable(payload.spec, shape), payload.mesh, {}).view(sizes);
+  const at::Tensor result = redistribute(self, viewable(payload.spec, shape), payload.mesh, {}).view(sizes);
+  payload_of(result).lost_alias = payload.lost_alias ? payload.lost_alias : LostAlias(self);
+  return result;
 }
 
 // aten::view_as a plain tensor: what is then copied from that one would be each rank's own (nn::init::orthogonal_ draws

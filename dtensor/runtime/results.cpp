@@ -180,6 +180,8 @@ const std::map<std::string_view, Look>& looks() {
       {"aten::hardtanh", Look::kLike0},
       {"aten::hardtanh_", Look::kLike0},
       {"aten::hardtanh_backward", Look::kLike1},
+      {"aten::index_add", Look::kLike0},
+      {"aten::index_add_", Look::kLike0},
       {"aten::index_select", Look::kSelected},
       {"aten::isnan", Look::kBool},
       {"aten::log_sigmoid_backward", Look::kLike1},
@@ -210,6 +212,14 @@ const std::map<std::string_view, Look>& looks() {
 }
 
 TensorMeta row_major(const TensorMeta& meta, DType dtype) { return {meta.shape(), dtype}; }
+
+// A new tensor like this one: elements that share memory in a view (expand) do not.
+TensorMeta fresh(const TensorMeta& meta) {
+  for (std::size_t d = 0; d < meta.shape().size(); ++d) {
+    if (meta.stride()[d] == 0 && meta.shape()[d] > 1) return row_major(meta, meta.dtype());
+  }
+  return meta;
+}
 
 TensorMeta broadcast(const LocalCall& call, std::size_t first, std::size_t last) {
   std::vector<std::int64_t> sizes;
@@ -256,7 +266,7 @@ GlobalResults reduced(const LocalCall& call) {
   const c10::IValue& named = call.arg(*rule.dims_arg);
   const bool keep = call.arg(*rule.keepdim_arg).toBool();
   std::vector<bool> gone(input.shape().size(), !named.isIntList() || named.toIntList().empty());
-  if (named.isIntList()) {
+  if (named.isIntList() && !gone.empty()) {
     for (const std::int64_t d : named.toIntVector()) {
       gone[static_cast<std::size_t>(at::maybe_wrap_dim(d, input.ndim()))] = true;
     }
@@ -292,9 +302,9 @@ GlobalResults from_table(const LocalCall& call) {
   using One = std::vector<std::optional<TensorMeta>>;
   switch (look->second) {
     case Look::kLike0:
-      return One{meta(0)};
+      return One{call.info.in_place ? meta(0) : fresh(meta(0))};
     case Look::kLike1:
-      return One{meta(0).shape() == meta(1).shape() ? meta(1) : broadcast(call, 0, 2)};
+      return One{meta(0).shape() == meta(1).shape() ? fresh(meta(1)) : broadcast(call, 0, 2)};
     case Look::kLayerNorm:
       return layer_norm(call);
     case Look::kLayerNormBackward:
@@ -346,8 +356,10 @@ void drop_statistics(const LocalCall& call, std::vector<std::optional<TensorMeta
 }  // namespace
 
 GlobalResults global_results(const LocalCall& call) {
-  // A kernel that is made of others has to be called to learn that one of those has none for tensors without data.
-  if (!call.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
+  // A kernel that is made of others has to be called to learn that one of those has none for tensors without data. That
+  // of index_add does not take an empty index in libtorch 1.13, where the operator itself does.
+  const bool index_add = call.info.name.rfind("aten::index_add", 0) == 0;
+  if (index_add || !call.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     if (auto results = from_table(call)) return results;
   }
   if (auto results = from_meta_kernel(call)) {

@@ -119,6 +119,7 @@ const Spec& DTensor::spec() const { return payload_of(*this).spec; }
 const Placements& DTensor::placements() const { return spec().placements(); }
 
 at::Tensor DTensor::to_local(const ToLocalOptions& options) const {
+  check_alias(payload_of(*this), "to_local");
   const at::Tensor& local = payload_for(*this, GatherUnit::Use::kMemory).local();
   if (!local.defined()) return local;
   if (!needs_grad(*this)) return local.tensor_data();

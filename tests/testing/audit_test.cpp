@@ -33,7 +33,7 @@ bool has_no_value(const std::string& op) { return op.find("empty") != std::strin
 // How many layouts of the operands of every call: `make audit` takes more.
 std::int64_t layouts_per_call() {
   const char* given = std::getenv("DTENSOR_AUDIT_LAYOUTS");
-  return given ? std::max(6, std::atoi(given)) : 36;
+  return given ? std::max(6, std::atoi(given)) : 24;
 }
 
 // Kernels that trust the shapes and indices they are given, and write where those say: not to be tried on what is
