@@ -68,7 +68,8 @@ class PendingSave {
   class State;
   explicit PendingSave(std::shared_ptr<State> state) : state_(std::move(state)) {}
   bool done() const;
-  // Until the checkpoint is complete; throws what went wrong. Every rank may do this when it likes.
+  // Until the checkpoint is complete (on rank 0: and old ones are removed); throws what went wrong. Every rank may do
+  // this when it likes.
   SaveReport wait();
 
  private:

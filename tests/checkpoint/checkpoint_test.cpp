@@ -191,7 +191,10 @@ TEST(Checkpoint, BehindTheProgram) {
     EXPECT_EQ(second.wait().path, folder / "step-00000002");
     EXPECT_TRUE(second.done());
     first.wait();
-    EXPECT_EQ(list_steps(folder.path()), (std::vector<std::int64_t>{2}));
+    // Rank 0 removes old ones once the new one is complete, which is what the others wait for.
+    if (world.rank() == 0) {
+      EXPECT_EQ(list_steps(folder.path()), (std::vector<std::int64_t>{2}));
+    }
     load_checkpoint(folder.path(), {{"w", w}});
     EXPECT_TRUE(same_bits(w.full_tensor(), numbers({300, 70}, at::kFloat, 1) * 2));
     // Nobody waits: the end of the world does.
