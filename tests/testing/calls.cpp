@@ -124,6 +124,15 @@ at::Tensor definite(std::vector<std::int64_t> batch, std::int64_t n) {
   return at::matmul(some, some.transpose(-2, -1)) + at::eye(n, at::kDouble);
 }
 
+namespace {
+
+// Kernels of newer versions that read where a guessed call has nothing, and so end the program.
+bool crashes_when_guessed(const std::string& name) {
+  return name.find("batch_norm") != std::string::npos || name.find("attention") != std::string::npos;
+}
+
+}  // namespace
+
 const std::vector<Call>& sample_calls() {
   static const std::vector<Call> table = [] {
     std::vector<Call> calls;
@@ -133,7 +142,7 @@ const std::vector<Call>& sample_calls() {
       calls.push_back(std::move(call));
     }
     for (const OpRule& rule : all_rules()) {
-      if (written.count(rule.name)) continue;
+      if (written.count(rule.name) || crashes_when_guessed(rule.name)) continue;
       const std::size_t dot = std::min(rule.name.find('.'), rule.name.size());
       const auto op = c10::Dispatcher::singleton().findSchema(
           {rule.name.substr(0, dot), dot == rule.name.size() ? std::string() : rule.name.substr(dot + 1)});
