@@ -55,9 +55,9 @@ inline std::vector<char> part_of(const Spec& spec, const Dims& coordinate, std::
 }
 
 inline std::int64_t salt_of(const std::string& name) {
-  std::int64_t salt = 7;
-  for (const char c : name) salt = salt * 31 + c;
-  return salt;
+  std::uint64_t salt = 7;
+  for (const char c : name) salt = salt * 31 + static_cast<unsigned char>(c);
+  return static_cast<std::int64_t>(salt);
 }
 
 // All ranks' parts, one rank after the other; returns the checkpoint's folder.
