@@ -154,7 +154,7 @@ struct Cutting {
   std::int64_t blocks = 1;
 };
 
-struct Todo {
+struct Task {
   std::string name;
   at::Tensor tensor;
   Cutting cutting;
@@ -195,23 +195,23 @@ Cutting cutting_of(const ParallelStyle& style, const torch::nn::Module& module, 
   return {Shard(colwise ? 0 : 1), style.options.blocks};
 }
 
-Spec spec_of(const Todo& todo, const MeshDim& at) {
+Spec spec_of(const Task& task, const MeshDim& at) {
   const Placements whole(static_cast<std::size_t>(at.mesh.ndim()), Replicate());
   const Spec now =
-      is_dtensor(todo.tensor) ? payload_of(todo.tensor).spec : Spec::make(meta_of(todo.tensor), at.mesh, whole);
-  if (is_dtensor(todo.tensor) && !(*payload_of(todo.tensor).mesh == at.mesh)) {
+      is_dtensor(task.tensor) ? payload_of(task.tensor).spec : Spec::make(meta_of(task.tensor), at.mesh, whole);
+  if (is_dtensor(task.tensor) && !(*payload_of(task.tensor).mesh == at.mesh)) {
     fail_invalid("parallelize_module", {.what = "a parameter that is distributed over another mesh",
-                                        .got = "\"" + todo.name + "\" on " + payload_of(todo.tensor).mesh->to_string(),
+                                        .got = "\"" + task.name + "\" on " + payload_of(task.tensor).mesh->to_string(),
                                         .expected = at.mesh.to_string()});
   }
-  const Cutting& cutting = todo.cutting;
+  const Cutting& cutting = task.cutting;
   if (cutting.placement.is_replicate()) return now;
   if (cutting.blocks == 1) return with_placement_on(now, at.dim, cutting.placement);
   const auto dim = static_cast<std::size_t>(cutting.placement.dim());
   const std::int64_t size = now.meta().shape()[dim];
   if (cutting.blocks < 1 || size % cutting.blocks != 0) {
     fail_invalid("parallelize_module", {.what = "a dim that does not consist of so many blocks",
-                                        .got = std::to_string(cutting.blocks) + " blocks of \"" + todo.name + "\", " +
+                                        .got = std::to_string(cutting.blocks) + " blocks of \"" + task.name + "\", " +
                                                now.meta().to_string() + ", dim " + std::to_string(dim),
                                         .expected = "a divisor of " + std::to_string(size)});
   }
@@ -225,7 +225,7 @@ Spec spec_of(const Todo& todo, const MeshDim& at) {
   return expect_spec(Spec::from_dims(now.meta(), at.mesh, dims, now.partials()), "parallelize_module");
 }
 
-std::vector<Todo> todos_of(torch::nn::Module& module, const ParallelPlan& plan) {
+std::vector<Task> tasks_of(torch::nn::Module& module, const ParallelPlan& plan) {
   struct Found {
     std::string name;
     torch::nn::Module* module;
@@ -264,35 +264,35 @@ std::vector<Todo> todos_of(torch::nn::Module& module, const ParallelPlan& plan) 
     }
     if (!any) fail_unknown(pattern, names);
   }
-  std::vector<Todo> todos;
+  std::vector<Task> tasks;
   std::map<const c10::TensorImpl*, std::size_t> seen;
   for (const Found& found : modules) {
     const std::string prefix = found.name.empty() ? "" : found.name + ".";
     const auto add = [&](const std::string& key, const at::Tensor& tensor, bool parameter) {
       if (!tensor.defined()) return;
-      Todo todo{prefix + key, tensor, {}, {}};
+      Task task{prefix + key, tensor, {}, {}};
       if (parameter && found.own) {
-        todo.cutting = cutting_of(*found.own, *found.module, key, found.name);
+        task.cutting = cutting_of(*found.own, *found.module, key, found.name);
       }
       if (parameter && key == "weight") {
         if (found.own) {
-          todo.style = found.own;
+          task.style = found.own;
         } else if (found.input || found.output) {
-          todo.style = ParallelStyle{ParallelStyle::Kind::kInput, {.input = found.input}};
+          task.style = ParallelStyle{ParallelStyle::Kind::kInput, {.input = found.input}};
         }
-        if (found.output && todo.style) todo.style->options.output = found.output;
+        if (found.output && task.style) task.style->options.output = found.output;
       }
-      const auto [at, first] = seen.emplace(tensor.unsafeGetTensorImpl(), todos.size());
+      const auto [at, first] = seen.emplace(tensor.unsafeGetTensorImpl(), tasks.size());
       if (first) {
-        todos.push_back(std::move(todo));
-      } else if (!todos[at->second].style) {
-        todos[at->second] = std::move(todo);  // tied: the use that has a style says how it is cut
+        tasks.push_back(std::move(task));
+      } else if (!tasks[at->second].style) {
+        tasks[at->second] = std::move(task);  // tied: the use that has a style says how it is cut
       }
     };
     for (const auto& item : found.module->named_parameters(/*recurse=*/false)) add(item.key(), item.value(), true);
     for (const auto& item : found.module->named_buffers(/*recurse=*/false)) add(item.key(), item.value(), false);
   }
-  return todos;
+  return tasks;
 }
 
 }  // namespace
@@ -311,25 +311,25 @@ PrepareModuleOutput::PrepareModuleOutput(const Placement& layout) : ParallelStyl
 
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan) {
   const MeshDim at = mesh_dim_of(mesh, "parallelize_module");
-  const std::vector<Todo> todos = todos_of(module, plan);
+  const std::vector<Task> tasks = tasks_of(module, plan);
   std::vector<Spec> specs;
-  specs.reserve(todos.size());
-  for (const Todo& todo : todos) specs.push_back(spec_of(todo, at));
+  specs.reserve(tasks.size());
+  for (const Task& task : tasks) specs.push_back(spec_of(task, at));
 
   const auto memo = std::make_shared<Memo>();
-  for (std::size_t i = 0; i < todos.size(); ++i) {
-    const Todo& todo = todos[i];
-    distribute_in_place(todo.tensor, at.mesh, specs[i]);
-    if (!todo.style) continue;
-    StyleOptions options = todo.style->options;
-    if (todo.style->kind == ParallelStyle::Kind::kRowwise && !options.input) {
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    const Task& task = tasks[i];
+    distribute_in_place(task.tensor, at.mesh, specs[i]);
+    if (!task.style) continue;
+    StyleOptions options = task.style->options;
+    if (task.style->kind == ParallelStyle::Kind::kRowwise && !options.input) {
       // Tokens have no last dim that could be cut.
-      options.input = todo.cutting.placement.is_shard(1) ? Placement(Shard(-1)) : Placement(Replicate());
+      options.input = task.cutting.placement.is_shard(1) ? Placement(Shard(-1)) : Placement(Replicate());
     }
-    Payload& payload = payload_of(todo.tensor);
+    Payload& payload = payload_of(task.tensor);
     const auto traits = payload.traits ? payload.traits : std::make_shared<ParameterTraits>();
     traits->style = std::make_shared<Layouts>(at.dim, options.input, options.output, memo);
-    exchange(todo.tensor, wrap(payload.local(), specs[i], payload.mesh, {.traits = traits}));
+    exchange(task.tensor, wrap(payload.local(), specs[i], payload.mesh, {.traits = traits}));
   }
   make_buckets(module.parameters(), DistributeModuleOptions().bucket_bytes);
 }
