@@ -50,7 +50,7 @@ FUZZ_SECONDS ?= 60
 fuzz:
 	@bash cmake/setup.sh core fuzz
 	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DDTENSOR_TORCH=OFF -DDTENSOR_FUZZ=ON \
-	  -DDTENSOR_TOOLS=OFF -DDTENSOR_SANITIZE=address,undefined; \
+	  -DDTENSOR_TOOLS=OFF -DDTENSOR_WERROR=ON -DDTENSOR_SANITIZE=address,undefined; \
 	cmake --build build/fuzz -j $(JOBS) --target fuzz_text fuzz_rendezvous fuzz_checkpoint; \
 	for target in core:fuzz_text comm:fuzz_rendezvous checkpoint:fuzz_checkpoint; do \
 	  folder=$${target%%:*}; name=$${target##*:}; program=$$(find build/fuzz/tests -name $$name -type f); \
@@ -61,7 +61,8 @@ fuzz:
 bench:
 	@bash cmake/setup.sh core bench
 	@cmake -S . -B build/bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DDTENSOR_TORCH=OFF -DDTENSOR_BENCH=ON; \
-	cmake --build build/bench -j $(JOBS); for name in core plan; do build/bench/bench/bench_$$name; done
+	cmake --build build/bench -j $(JOBS) --target bench_core bench_plan; \
+	for name in core plan; do build/bench/bench/bench_$$name; done
 
 # What calls and redistributions cost beside plain ones; upstream's DTensor too, where the libtorch is a Python one.
 bench-runtime:

@@ -93,10 +93,11 @@ std::int64_t merge_checkpoint(Checkpoint& from, const std::string& file, const T
     if (chosen && !chosen(name)) continue;
     const Spec whole = Spec::make(tensor.spec.meta(), one, {Replicate()});
     bytes += whole.meta().nbytes();
-    entries.push_back({.name = name,
-                       .dtype = whole.meta().dtype(),
-                       .shape = whole.meta().shape(),
-                       .data = stream_of(from, name, whole, {0})});
+    WriteEntry& entry = entries.emplace_back();
+    entry.name = name;
+    entry.dtype = whole.meta().dtype();
+    entry.shape = whole.meta().shape();
+    entry.data = stream_of(from, name, whole, {0});
   }
   const std::size_t slash = file.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : file.substr(0, slash);
