@@ -1,14 +1,15 @@
+#include <dtensor/checkpoint/folders.h>
 #include <dtensor/dtensor.h>
+#include <stdlib.h>
 #include <torch/torch.h>
 
 #include <cstdio>
-#include <filesystem>
 
 // Trains on four ranks, saves, and goes on with three: the checkpoint knows nothing of meshes that cannot be others.
 int main() {
   using namespace dtensor;
-  const std::string dir = (std::filesystem::temp_directory_path() / "dtensor-example-checkpoint").string();
-  std::filesystem::remove_all(dir);
+  char dir[] = "/tmp/dtensor-example-XXXXXX";
+  if (mkdtemp(dir) == nullptr) return 1;
 
   // `steps` steps on a mesh of this shape, from the newest checkpoint if there is one.
   const auto train = [&](World& world, const Dims& shape, int steps) {
@@ -27,7 +28,7 @@ int main() {
     torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.05));
 
     std::int64_t step = 0;
-    if (std::filesystem::exists(dir)) {
+    if (!names_in(dir).empty()) {
       const LoadReport report = load_checkpoint(dir, *net, optimizer);
       step = *report.step;
       if (world.rank() == 0) std::printf("went on from step %ld, read %ld bytes\n", step, report.bytes_read);
@@ -52,5 +53,5 @@ int main() {
   };
   run_ranks(4, [&](World& world) { train(world, {2, 2}, 20); });
   run_ranks(3, [&](World& world) { train(world, {3}, 20); });
-  std::filesystem::remove_all(dir);
+  remove_all(dir);
 }

@@ -9,19 +9,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
 
 #include "dtensor/checkpoint/checkpoint.h"
+#include "dtensor/checkpoint/folders.h"
 #include "dtensor/comm/world.h"
 #include "dtensor/runtime/factories.h"
 
 namespace {
 
 using namespace dtensor;
-namespace fs = std::filesystem;
 constexpr int kRanks = 2;
 constexpr std::int64_t kTensors = 16;
 constexpr int kRounds = 5;
@@ -34,9 +33,13 @@ double seconds_of(const std::function<void()>& work) {
 
 // Files leave the system's memory, so that the next read is from the disk.
 void forget(const std::string& folder) {
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (!entry.is_regular_file()) continue;
-    const int fd = ::open(entry.path().c_str(), O_RDONLY);
+  for (const std::string& name : names_in(folder)) {
+    const std::string path = folder + "/" + name;
+    if (is_folder(path)) {
+      forget(path);
+      continue;
+    }
+    const int fd = ::open(path.c_str(), O_RDONLY);
     ::fsync(fd);
     ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     ::close(fd);
@@ -84,10 +87,10 @@ struct Best {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string base = argc > 1 ? argv[1] : fs::temp_directory_path().string();
+  const std::string base = argc > 1 ? argv[1] : "/tmp";
   const std::int64_t megabytes = argc > 2 ? std::atoll(argv[2]) : 2048;
   const std::string folder = base + "/bench-checkpoint-" + std::to_string(::getpid());
-  fs::create_directories(folder);
+  make_folders(folder);
   const std::int64_t rows = (megabytes << 20) / kTensors / 4 / 4096;
   Best dd_write, save, dd_cold, load_cold, dd_warm, load_warm, load_other, memory, async_stop;
   copy_memory(megabytes);
@@ -131,7 +134,7 @@ int main(int argc, char** argv) {
     });
     shell("rm -rf " + folder + "/run");
   }
-  fs::remove_all(folder);
+  remove_all(folder);
   const double gigabytes = static_cast<double>(megabytes) / 1024;
   const auto line = [&](const char* what, const Best& ours, const char* beside, const Best& theirs) {
     std::printf("%-34s %6.2f GB/s   %-30s %6.2f GB/s   %5.2f of it\n", what, gigabytes / ours.seconds, beside,

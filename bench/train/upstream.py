@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-VOCABULARY, CONTEXT, HEADS, LAYERS, BATCH = 95, 64, 4, 2, 16
+VOCABULARY, CONTEXT, HEADS, LAYERS, BATCH = 95, 64, 4, 2, 32
 
 
 class Block(torch.nn.Module):
@@ -95,7 +95,7 @@ def work(rank, ranks, ways, widths, rounds, results):
     for width in widths:
         for way in ways:
             try:
-                best = max(speed(way, width, ranks, 14 if width < 512 else 8) for _ in range(rounds))
+                best = max(speed(way, width, ranks, 16 if width < 512 else 8) for _ in range(rounds))
                 if rank == 0:
                     results[(width, ranks, way)] = best
             except Exception as error:  # upstream has no way for it: that is a result too
@@ -105,7 +105,7 @@ def work(rank, ranks, ways, widths, rounds, results):
 
 
 def main():
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     widths = [64, 128, 256, 512]
     results = mp.Manager().dict()
     mp.spawn(work, (1, ["plain", "dp"], widths, rounds, results), nprocs=1)

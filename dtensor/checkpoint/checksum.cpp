@@ -1,7 +1,12 @@
 #include "dtensor/checkpoint/checksum.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace dtensor {
 namespace {
@@ -71,6 +76,17 @@ std::uint32_t shifted(std::uint32_t crc) {
   return kShift[0][crc & 0xff] ^ kShift[1][(crc >> 8) & 0xff] ^ kShift[2][(crc >> 16) & 0xff] ^ kShift[3][crc >> 24];
 }
 
+bool has_instruction() {
+  static const bool has = __builtin_cpu_supports("sse4.2");
+  return has;
+}
+
+bool has_wide_product() {
+  static const bool has =
+      has_instruction() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
+  return has;
+}
+
 // Three lanes at a time: the instruction takes three cycles, and one can start in each.
 __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::uint32_t start, const unsigned char* at,
                                                                std::size_t bytes) {
@@ -90,6 +106,49 @@ __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::uint32_t sta
   for (; bytes > 0; --bytes, ++at) rest = __builtin_ia32_crc32qi(rest, *at);
   return rest;
 }
+
+// x^e modulo the polynomial, in the upper half of a word: by it a word is moved on when the product, which comes out
+// one bit lower than the words are read, is counted in.
+constexpr long long power(int e) {
+  std::uint32_t value = 0x80000000;
+  for (int i = 0; i < e; ++i) value = (value >> 1) ^ ((value & 1) ? kPolynomial : 0);
+  return static_cast<long long>(static_cast<std::uint64_t>(value) << 32);
+}
+
+// Blocks of 256 bytes, each multiplied into the next without carries: what is left at the end is a block with the same
+// remainder as all of them. Copies them past the caches, if so told. Pre: bytes >= 256; `to` aligned to 64.
+constexpr std::size_t kBlock = 256;
+template <bool kCopies>
+__attribute__((target("avx512f,vpclmulqdq,sse4.2"))) std::uint32_t by_folding(std::uint32_t start,
+                                                                              const unsigned char* at,
+                                                                              std::size_t bytes, unsigned char* to) {
+  constexpr int kBits = 8 * kBlock;
+  constexpr long long low = power(kBits + 63);
+  constexpr long long high = power(kBits - 1);
+  const __m512i by = _mm512_set_epi64(high, low, high, low, high, low, high, low);
+  __m512i sum[4];
+  for (std::size_t i = 0; i < 4; ++i) {
+    sum[i] = _mm512_loadu_si512(at + 64 * i);
+    if constexpr (kCopies) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + 64 * i), sum[i]);
+  }
+  sum[0] = _mm512_xor_si512(sum[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(start))));
+  std::size_t done = kBlock;
+  for (; done + kBlock <= bytes; done += kBlock) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      const __m512i data = _mm512_loadu_si512(at + done + 64 * i);
+      if constexpr (kCopies) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + done + 64 * i), data);
+      sum[i] = _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(sum[i], by, 0x00),
+                                         _mm512_clmulepi64_epi128(sum[i], by, 0x11), data, 0x96);  // xor of the three
+    }
+  }
+  unsigned char block[kBlock];
+  for (std::size_t i = 0; i < 4; ++i) _mm512_storeu_si512(block + 64 * i, sum[i]);
+  if constexpr (kCopies) {
+    _mm_sfence();
+    std::memcpy(to + done, at + done, bytes - done);
+  }
+  return by_instruction(by_instruction(0, block, kBlock), at + done, bytes - done);
+}
 #endif
 
 }  // namespace
@@ -97,10 +156,27 @@ __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::uint32_t sta
 std::uint32_t checksum(const void* data, std::size_t bytes, std::uint32_t before) {
   const auto* at = static_cast<const unsigned char*>(data);
 #if defined(__x86_64__)
-  static const bool has_instruction = __builtin_cpu_supports("sse4.2");
-  if (has_instruction) return ~by_instruction(~before, at, bytes);
+  if (has_wide_product() && bytes >= kBlock) return ~by_folding<false>(~before, at, bytes, nullptr);
+  if (has_instruction()) return ~by_instruction(~before, at, bytes);
 #endif
   return checksum_by_tables(at, bytes, before);
+}
+
+std::uint32_t copy_with_checksum(void* to, const void* from, std::size_t bytes, std::uint32_t before) {
+  auto* out = static_cast<unsigned char*>(to);
+  const auto* in = static_cast<const unsigned char*>(from);
+#if defined(__x86_64__)
+  if (has_wide_product() && bytes >= kBlock && reinterpret_cast<std::uintptr_t>(to) % 64 == 0) {
+    return ~by_folding<true>(~before, in, bytes, out);
+  }
+#endif
+  constexpr std::size_t kChunk = 16 << 10;  // stays in the cache between the two
+  for (std::size_t at = 0; at < bytes; at += kChunk) {
+    const std::size_t n = std::min(kChunk, bytes - at);
+    std::memcpy(out + at, in + at, n);
+    before = checksum(in + at, n, before);
+  }
+  return before;
 }
 
 std::uint32_t checksum_by_tables(const void* data, std::size_t bytes, std::uint32_t before) {

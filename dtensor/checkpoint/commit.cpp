@@ -1,4 +1,3 @@
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -8,19 +7,17 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <random>
-#include <system_error>
 #include <thread>
 
 #include "dtensor/checkpoint/files.h"
+#include "dtensor/checkpoint/folders.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 
 namespace dtensor {
 namespace {
 
-namespace fs = std::filesystem;
 constexpr std::string_view kSaving = ".saving-";
 constexpr std::string_view kRemoving = ".removing-";
 constexpr std::string_view kFailed = ".failed-";
@@ -43,18 +40,10 @@ void sync_folder(const std::string& path) {
   if (result != 0 && error != EINVAL) fail_system("cannot bring a folder to the disk", path, error);
 }
 
-void make_folder(const std::string& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) fail_system("cannot make a folder", path, error.value());
-}
-
 // Checkpoints lose their name first: what is half removed is not one.
 void remove_step(const std::string& root, const std::string& path, const std::string& id) {
-  const std::string away = root + "/" + std::string(kRemoving) + id + "-" + fs::path(path).filename().string();
-  std::error_code error;
-  fs::rename(path, away, error);
-  if (!error) fs::remove_all(away, error);  // else the next save tries again
+  const std::string away = root + "/" + std::string(kRemoving) + id + "-" + name_of_path(path);
+  if (std::rename(path.c_str(), away.c_str()) == 0) remove_all(away);  // else the next save tries again
 }
 
 int take_lock(const std::string& root, std::int64_t patience_ms) {
@@ -98,11 +87,9 @@ std::optional<std::int64_t> step_of(std::string_view name) {
 
 std::vector<std::int64_t> list_steps(const std::string& root) {
   std::vector<std::int64_t> steps;
-  std::error_code error;
-  for (fs::directory_iterator at(root, error), end; !error && at != end; at.increment(error)) {
-    const auto number = step_of(at->path().filename().string());
-    std::error_code ignored;
-    if (number && fs::exists(at->path() / kIndexName, ignored)) steps.push_back(*number);
+  for (const std::string& name : names_in(root)) {
+    const auto number = step_of(name);
+    if (number && path_exists(root + "/" + name + "/" + kIndexName)) steps.push_back(*number);
   }
   std::sort(steps.begin(), steps.end());
   return steps;
@@ -114,14 +101,12 @@ Commit::Commit(const std::string& root, std::optional<std::int64_t> number, std:
   if (number && *number < 0) {
     fail_invalid("checkpoint", {.what = "a step below 0", .got = std::to_string(*number)});
   }
-  make_folder(root);
+  make_folders(root);
   lock_ = take_lock(root, patience_ms);
-  std::error_code error;
-  for (fs::directory_iterator at(root, error), end; !error && at != end; at.increment(error)) {
-    const std::string name = at->path().filename().string();
-    std::error_code ignored;
-    if (name.starts_with(kSaving) || name.starts_with(kRemoving) || name.starts_with(kFailed))
-      fs::remove_all(at->path(), ignored);
+  for (const std::string& name : names_in(root)) {
+    if (name.starts_with(kSaving) || name.starts_with(kRemoving) || name.starts_with(kFailed)) {
+      remove_all(root + "/" + name);
+    }
   }
   if (!number) {
     const std::vector<std::int64_t> steps = list_steps(root);
@@ -149,8 +134,7 @@ std::string failure_path(const std::string& root, const std::string& id) {
 }
 
 Commit::~Commit() {
-  std::error_code ignored;
-  if (!finished_) fs::remove_all(folder_, ignored);
+  if (!finished_) remove_all(folder_);
   if (lock_ >= 0) ::close(lock_);
 }
 

@@ -1,22 +1,23 @@
 #include "dtensor/checkpoint/reader.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <set>
 
 #include "dtensor/checkpoint/checksum.h"
+#include "dtensor/checkpoint/folders.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 
 namespace dtensor {
 namespace {
 
-namespace fs = std::filesystem;
 constexpr std::int64_t kReadRun = 4096;     // shorter runs come out of the map: the system reads whole pages anyway
+constexpr std::int64_t kMapped = 1 << 20;   // pieces from here on are copied out of the map if they are in memory
 constexpr std::int64_t kChunk = 256 << 10;  // stays in the cache between read and checksum
 
 // The bytes of the shortest run that a copy is made of.
@@ -54,6 +55,21 @@ const char* StoredData::map() const {
   return static_cast<const char*>(mapped_);
 }
 
+bool StoredData::lies_in_memory(std::int64_t offset, std::int64_t bytes) const {
+  if (bytes < kMapped) return false;
+  const auto page = static_cast<std::int64_t>(::sysconf(_SC_PAGESIZE));
+  const std::int64_t begin = offset / page * page;
+  char* const at = const_cast<char*>(map()) + begin;
+  const auto length = static_cast<std::size_t>(offset + bytes - begin);
+  std::vector<unsigned char> pages((length + static_cast<std::size_t>(page) - 1) / static_cast<std::size_t>(page));
+  if (::mincore(at, length, pages.data()) != 0) return false;
+  if (!std::all_of(pages.begin(), pages.end(), [](unsigned char state) { return (state & 1) != 0; })) return false;
+#ifdef MADV_POPULATE_READ
+  ::madvise(at, length, MADV_POPULATE_READ);  // all pages at once; without it they come one by one
+#endif
+  return true;
+}
+
 const StoredEntry* StoredData::find(const std::string& name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? nullptr : &header_.entries[found->second];
@@ -76,9 +92,11 @@ std::int64_t StoredData::read(const StoredEntry& entry, const Copies& copies, vo
   const std::int64_t element = element_size(entry.dtype);
   const std::int64_t base = header_.data_begin + entry.begin;
   auto* const out = static_cast<char*>(to);
+  const bool in_memory = lies_in_memory(base, entry.bytes());
   if (const std::uint32_t* sum = checksum_of(entry); sum && is_identity(copies, entry.bytes() / element)) {
     std::uint32_t found = 0;
-    for (std::int64_t at = 0; at < entry.bytes(); at += kChunk) {
+    if (in_memory) found = copy_with_checksum(out, map() + base, static_cast<std::size_t>(entry.bytes()));
+    for (std::int64_t at = in_memory ? entry.bytes() : 0; at < entry.bytes(); at += kChunk) {
       const std::int64_t n = std::min(kChunk, entry.bytes() - at);
       file_.read_at(out + at, n, base + at);
       found = checksum(out + at, static_cast<std::size_t>(n), found);
@@ -89,7 +107,7 @@ std::int64_t StoredData::read(const StoredEntry& entry, const Copies& copies, vo
   std::int64_t bytes = 0;
   for (const Copy& copy : copies) {
     bytes += copy.numel() * element;
-    if (run_bytes(copy, element) >= kReadRun) {
+    if (!in_memory && run_bytes(copy, element) >= kReadRun) {
       for_each_run(copy, [&](std::int64_t f, std::int64_t t, std::int64_t n) {
         file_.read_at(out + t * element, n * element, base + f * element);
       });
@@ -121,16 +139,15 @@ bool StoredData::verify(const StoredEntry& entry) const {
 Checkpoint Checkpoint::open(const std::string& path) {
   Checkpoint checkpoint;
   checkpoint.path_ = path;
-  std::error_code error;
-  if (!fs::exists(path, error)) fail_system("no checkpoint", path, error ? error.value() : ENOENT);
+  if (!path_exists(path)) fail_system("no checkpoint", path, errno);
   std::string file;
-  if (!fs::is_directory(path, error)) {
+  if (!is_folder(path)) {
     file = path;
-  } else if (!fs::exists(path + "/" + kIndexName, error)) {
+  } else if (!path_exists(path + "/" + kIndexName)) {
     if (const auto steps = list_steps(path); !steps.empty()) return open(path + "/" + step_name(steps.back()));
     std::vector<std::string> files;
-    for (fs::directory_iterator at(path, error), end; !error && at != end; at.increment(error)) {
-      if (at->path().extension() == ".safetensors") files.push_back(at->path().string());
+    for (const std::string& name : names_in(path)) {
+      if (name.ends_with(".safetensors")) files.push_back(path + "/" + name);
     }
     if (files.size() != 1) {
       fail_invalid(
@@ -142,9 +159,8 @@ Checkpoint Checkpoint::open(const std::string& path) {
     file = files[0];
   }
   if (!file.empty()) {
-    const fs::path where(file);
-    checkpoint.path_ = where.has_parent_path() ? where.parent_path().string() : ".";
-    checkpoint.index_.files.push_back(StoredFile{where.filename().string()});
+    checkpoint.path_ = folder_of_path(file);
+    checkpoint.index_.files.push_back(StoredFile{name_of_path(file)});
     checkpoint.data_.resize(1);
     checkpoint.add_whole(0);
     checkpoint.index_.info = parse_info(checkpoint.data_[0]->header().metadata, file);

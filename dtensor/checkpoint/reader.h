@@ -36,6 +36,8 @@ class StoredData {
 
  private:
   const char* map() const;
+  // Has the system these bytes in its memory? Then they are best copied from where they lie.
+  bool lies_in_memory(std::int64_t offset, std::int64_t bytes) const;
   [[noreturn]] void refuse_checksum(const StoredEntry& entry) const;
   const std::uint32_t* checksum_of(const StoredEntry& entry) const;
 

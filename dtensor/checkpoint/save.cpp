@@ -2,11 +2,11 @@
 #include <ATen/ops/empty.h>
 
 #include <condition_variable>
-#include <filesystem>
 #include <mutex>
 #include <numeric>
 #include <thread>
 
+#include "dtensor/checkpoint/folders.h"
 #include "dtensor/checkpoint/party_impl.h"
 #include "dtensor/checkpoint/reader.h"
 #include "dtensor/checkpoint/save_impl.h"
@@ -15,8 +15,6 @@
 
 namespace dtensor {
 namespace {
-
-namespace fs = std::filesystem;
 
 at::Tensor on_cpu(const at::Tensor& local) { return local.detach().resolve_conj().resolve_neg().cpu().contiguous(); }
 
@@ -139,7 +137,7 @@ Job agree(const std::string& dir, const Party& party, const NamedTensors& tensor
   job.id = place[0].substr(0, first);
   job.folder = place[0].substr(first + 1, second - first - 1);
   job.target = place[0].substr(second + 1);
-  if (!job.info.step) job.info.step = step_of(fs::path(job.target).filename().string());
+  if (!job.info.step) job.info.step = step_of(name_of_path(job.target));
   return job;
 }
 
@@ -179,13 +177,13 @@ class Behind {
     job_.parts.clear();
     if (job_.rank == 0) return complete(std::move(mine), error);
     if (!error.empty()) leave_word(error);
-    const bool gone = wait_until(job_.options.timeout, [&] { return !fs::exists(job_.folder, ignored_); });
+    const bool gone = wait_until(job_.options.timeout, [&] { return !path_exists(job_.folder); });
     if (!gone) refuse("rank 0 has not completed it in time");
     const std::string word = word_at(failure_path(job_.root, job_.id));
     if (!word.empty()) throw Error(ErrorKind::kInvalidArgument, word);
     if (!error.empty()) throw Error(ErrorKind::kInvalidArgument, error);
     const std::string path = job_.target + "/" + kIndexName;
-    if (!fs::exists(path, ignored_)) refuse("rank 0 has not completed it");
+    if (!path_exists(path)) refuse("rank 0 has not completed it");
     const ParsedIndex index = parse_index(read_text(path, kMaxIndexBytes), path);
     if (!index.ours || index.ours->id != job_.id) refuse("another save has taken its place");
   }
@@ -208,7 +206,7 @@ class Behind {
     const std::string name = file_name_of(rank, ranks_);
     std::string word;
     const bool there = wait_until(job_.options.timeout, [&] {
-      return fs::exists(job_.folder + "/" + name, ignored_) || !(word = word_at(word_of(rank))).empty();
+      return path_exists(job_.folder + "/" + name) || !(word = word_at(word_of(rank))).empty();
     });
     if (!word.empty()) throw Error(ErrorKind::kInvalidArgument, word + "; it happened on rank " + std::to_string(rank));
     if (!there) refuse("rank " + std::to_string(rank) + " has not written its file in time");
@@ -244,7 +242,6 @@ class Behind {
 
   Job& job_;
   const std::int64_t ranks_;
-  std::error_code ignored_;
 };
 
 // The save of this rank that is still under way.

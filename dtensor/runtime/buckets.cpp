@@ -170,7 +170,7 @@ void GradientBucket::reduce_alike(const std::vector<Member>& members) {
       }
     }
   }
-  const auto reduced = std::make_shared<Reduced>(Reduced{start(*mesh, make_plan(from, to), row)});
+  const auto reduced = std::make_shared<Reduced>(Reduced{start(*mesh, make_plan(from, to), std::move(row))});
   std::int64_t at = 0;
   for (const Member& member : members) {
     payload_of(member.gradient).unreduced().reset();

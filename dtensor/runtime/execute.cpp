@@ -163,7 +163,20 @@ class Execution::Player {
     return step().calls.empty() ? 1 : step().calls.size();  // one: reading
   }
 
+  // An all-reduce of memory that nobody else knows of happens where it lies.
+  bool reduces_in_place() const {
+    return step().kind == StepKind::kAllReduce && step().calls.size() == 1 && step().copies.empty() &&
+           now_.defined() && now_.use_count() == 1 && now_.storage().use_count() == 1 &&
+           now_.sizes() == as_array(step().shape) && lies_as(now_, step().stride) &&
+           is_identity(step().calls[0].pack, now_.numel());
+  }
+
   void begin_step() {
+    if (reduces_in_place()) {
+      out_ = std::move(now_);
+      now_ = at::Tensor();
+      return;
+    }
     out_ = at::Tensor();
     if (step().target) out_ = at::empty_strided(as_array(step().shape), as_array(step().stride), options_);
     if (is_local(step().kind) && step().target && !step().keeps) {
@@ -187,7 +200,7 @@ class Execution::Player {
     } else if (step().calls.empty()) {
       issue_read();
     } else if (step().kind == StepKind::kAllReduce) {
-      play_copies(call().pack, now_, out_);
+      if (now_.defined()) play_copies(call().pack, now_, out_);
       work_ = group().all_reduce(flat(out_), *step().op);
     } else {
       issue_packed();
@@ -298,7 +311,7 @@ void watch(const Program& program) {
 
 }  // namespace
 
-std::shared_ptr<Execution> start(const DeviceMesh& mesh, const Plan& plan, const at::Tensor& local) {
+std::shared_ptr<Execution> start(const DeviceMesh& mesh, const Plan& plan, at::Tensor local) {
   if (!mesh.context()) {
     fail_invalid("redistribute", {.what = "the mesh belongs to no world, so nothing can be sent over it",
                                   .got = mesh.to_string(),
@@ -309,7 +322,7 @@ std::shared_ptr<Execution> start(const DeviceMesh& mesh, const Plan& plan, const
   if (communication_is_watched()) watch(*program);
   // What is sent are the values, not memory that is yet to be conjugated or negated, or zeros that have none.
   const bool lazy = local.defined() && (local.is_conj() || local.is_neg() || local._is_zerotensor());
-  return std::make_shared<Execution>(std::move(program), lazy ? local.clone() : local, device);
+  return std::make_shared<Execution>(std::move(program), lazy ? local.clone() : std::move(local), device);
 }
 
 at::Tensor execute(const DeviceMesh& mesh, const Plan& plan, const at::Tensor& local) {

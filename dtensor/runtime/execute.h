@@ -38,9 +38,10 @@ class Execution {
 
 // Plays a plan on this rank's local tensor (undefined where the source has none on this rank). `mesh` says who this
 // rank is and which world it talks in: the source's mesh, the target's or any other of that world. The result is dense
-// and never shares memory with `local`, unless nothing had to be done.
+// and never shares memory with `local`, unless nothing had to be done; a tensor that is moved in, and that nobody else
+// holds, may be worked on where it lies.
 // An error before anything is sent: a local tensor that is not what the source spec says.
-std::shared_ptr<Execution> start(const DeviceMesh& mesh, const Plan& plan, const at::Tensor& local);
+std::shared_ptr<Execution> start(const DeviceMesh& mesh, const Plan& plan, at::Tensor local);
 at::Tensor execute(const DeviceMesh& mesh, const Plan& plan, const at::Tensor& local);
 
 }  // namespace dtensor

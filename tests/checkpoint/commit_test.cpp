@@ -21,7 +21,6 @@
 namespace dtensor {
 namespace {
 
-namespace fs = std::filesystem;
 using testing::error_of;
 using testing::Folder;
 
@@ -51,13 +50,6 @@ int in_child(const std::function<int()>& body) {
   int status = 0;
   ::waitpid(child, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
-
-std::vector<std::string> names_in(const std::string& path) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(path)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 TEST(Commit, KeepsTheLastOnes) {

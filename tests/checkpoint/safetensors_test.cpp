@@ -18,9 +18,16 @@ TEST(Checksum, IsCrc32cOnEveryPath) {
   EXPECT_EQ(checksum("", 0), 0u);
   std::string bytes;
   for (int i = 0; i < 20'000; ++i) bytes.push_back(static_cast<char>(i * i >> 3));
-  for (const std::size_t n : {1u, 7u, 8u, 1023u, 3071u, 3072u, 3073u, 9999u, 20'000u}) {
+  for (const std::size_t n : {1u, 7u, 8u, 255u, 256u, 257u, 511u, 512u, 1023u, 3071u, 3072u, 3073u, 9999u, 20'000u}) {
     const std::uint32_t all = checksum_by_tables(bytes.data(), n);
     EXPECT_EQ(checksum(bytes.data(), n), all) << n;
+    alignas(64) static char copy[20'100];
+    for (const std::size_t shift : {0, 3}) {  // 3: not aligned
+      std::memset(copy, 'x', sizeof copy);
+      EXPECT_EQ(copy_with_checksum(copy + shift, bytes.data(), n), all) << n;
+      EXPECT_EQ(std::string(copy + shift, n), bytes.substr(0, n)) << n;
+      EXPECT_EQ(copy[n + shift], 'x') << n;
+    }
     EXPECT_EQ(checksum(bytes.data() + n / 3, n - n / 3, checksum(bytes.data(), n / 3)), all) << n;
   }
   EXPECT_EQ(checksum_text(0x0012ab34), "0012ab34");

@@ -7,11 +7,11 @@
 #include <stdlib.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "dtensor/checkpoint/folders.h"
 #include "dtensor/checkpoint/reader.h"
 
 namespace dtensor::testing {
@@ -20,13 +20,11 @@ namespace dtensor::testing {
 class Folder {
  public:
   Folder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "dtensor-checkpoint-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
+    const char* const where = std::getenv("TMPDIR");
+    path_ = std::string(where != nullptr ? where : "/tmp") + "/dtensor-checkpoint-XXXXXX";
+    if (::mkdtemp(path_.data()) == nullptr) ADD_FAILURE() << "no folder " << path_;
   }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
+  ~Folder() { remove_all(path_); }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
   const std::string& path() const { return path_; }
