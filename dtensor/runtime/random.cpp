@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 
+#include <limits>
 #include <mutex>
 
 #include "dtensor/comm/world.h"
@@ -28,9 +29,10 @@ std::shared_ptr<RankContext> context_of_mesh(const DeviceMesh& mesh) {
 
 std::uint64_t draw_of(at::Generator generator) {
   if (generator.device().type() != c10::DeviceType::CPU) {
-    fail_unsupported("random", {.what = "random calls draw their key from a CPU generator",
-                                .got = generator.device().str(),
-                                .advice = "at::detail::createCPUGenerator(seed), for tensors on any device"});
+    // A device's generator draws there, and is waited for.
+    const at::Tensor word = at::empty({}, at::TensorOptions().dtype(at::kLong).device(generator.device()));
+    word.random_(std::numeric_limits<std::int64_t>::min(), c10::nullopt, generator);
+    return static_cast<std::uint64_t>(word.item<std::int64_t>());
   }
   const std::lock_guard lock(generator.mutex());
   return generator.get<at::CPUGeneratorImpl>()->random64();

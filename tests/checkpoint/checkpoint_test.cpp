@@ -1,6 +1,7 @@
 // Checkpoints of real tensors, on ranks that are threads.
 #include "dtensor/checkpoint/checkpoint.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -132,6 +133,35 @@ TEST(Checkpoint, AnyMeshInAnyMeshOut) {
       EXPECT_EQ(report.bytes_read, bytes);
     });
   }
+}
+
+TEST(Checkpoint, FromGpuToCpuAndBack) {
+  if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no GPU";
+  const Folder folder;
+  const at::Tensor whole = numbers({700, 600}, at::kFloat, 3);  // large enough to come out of a map
+  const auto save = [&](World& world, at::DeviceType device, std::int64_t step) {
+    const DeviceMesh mesh = init_device_mesh(world, device, {world.size()});
+    const at::Tensor tensor = distribute_tensor(whole.to(device), mesh, {Shard(0)});
+    if (step == 0) {
+      save_checkpoint(folder.path(), {{"t", tensor}}, {.step = step});
+    } else {
+      save_checkpoint_async(folder.path(), {{"t", tensor}}, {.step = step}).wait();
+    }
+  };
+  const auto load = [&](World& world, at::DeviceType device) {
+    const DeviceMesh mesh = init_device_mesh(world, device, {world.size()});
+    for (const Placement placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+      const DTensor tensor = zeros({700, 600}, mesh, {placement});
+      load_checkpoint(folder.path(), {{"t", tensor}});
+      EXPECT_TRUE(same_bits(tensor.full_tensor().cpu(), whole)) << placement.to_string();
+    }
+  };
+  run_ranks(1, [&](World& world) { save(world, at::kCUDA, 0); });
+  run_ranks(3, [&](World& world) { load(world, at::kCPU); });
+  run_ranks(2, [&](World& world) { save(world, at::kCPU, 1); });
+  run_ranks(1, [&](World& world) { load(world, at::kCUDA); });
+  run_ranks(1, [&](World& world) { save(world, at::kCUDA, 2); });
+  run_ranks(2, [&](World& world) { load(world, at::kCPU); });
 }
 
 TEST(Checkpoint, IntoPlainTensorsAndAlone) {

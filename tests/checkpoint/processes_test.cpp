@@ -26,6 +26,18 @@ TEST(Processes, SaveOnThreeLoadOnTwo) {
   EXPECT_NE(loaded.out.find("rank 1 of 2 has its parts"), std::string::npos) << loaded.out;
 }
 
+TEST(Processes, SaveUnderMpirunLoadOnThree) {
+  if (std::string(MPIRUN).empty()) GTEST_SKIP() << "built without MPI";
+  const Folder folder;
+  const auto saved = under_mpirun(MPIRUN, 2, {CHECKPOINT_RANK, "save", folder.path()}, 100);
+  ASSERT_EQ(saved.code, 0) << saved.out << saved.err;
+  const auto again = under_mpirun(MPIRUN, 3, {CHECKPOINT_RANK, "load", folder.path()}, 100);
+  ASSERT_EQ(again.code, 0) << again.out << again.err;
+  EXPECT_NE(again.out.find("rank 2 of 3 has its parts"), std::string::npos) << again.out;
+  const auto loaded = run(3, {"load", folder.path()});
+  ASSERT_EQ(loaded.code, 0) << loaded.out << loaded.err;
+}
+
 TEST(Processes, ARankIsKilled) {
   const Folder folder;
   std::mt19937 random(3);

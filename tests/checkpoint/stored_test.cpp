@@ -173,6 +173,26 @@ TEST(Stored, ReadsIntoAnyStrides) {
   }
 }
 
+// Large pieces are copied out of the map when the system has them in its memory.
+TEST(Stored, LargePieces) {
+  const testing::Folder folder;
+  testing::save_all(folder.path(), {{"t", Spec::parse("u8[1200,3001] @ 2(x) : S(0)")}}, 2);
+  for (const char* layout : {"2(x) : S(0)", "1(x) : R", "2(x) : S(1)", "3(x) : S(0)", "3(x) : S(0,2)"}) {
+    Checkpoint checkpoint = Checkpoint::open(folder.path());
+    testing::expect_reads(checkpoint, "t", Spec::parse(std::string("u8[1200,3001] @ ") + layout));
+  }
+  const std::string file = folder / "step-00000000/" + Checkpoint::open(folder.path()).index().files[1]->name;
+  std::string bytes = testing::bytes_of(file);
+  bytes[bytes.size() / 2] ^= 1;
+  testing::write_bytes(file, bytes);
+  Checkpoint damaged = Checkpoint::open(folder.path());
+  std::vector<char> half(600 * 3001);
+  EXPECT_NE(testing::error_of([&] {
+              damaged.read("t", Spec::parse("u8[1200,3001] @ 2(x) : S(0)"), {1}, {3001, 1}, half.data());
+            }).find("its checksum is another"),
+            std::string::npos);
+}
+
 TEST(Stored, OpensOnlyTheFilesThatItNeeds) {
   const testing::Folder folder;
   testing::save_all(folder.path(), items_of({"f32[12,4] @ 6(x) : S(0)"}), 6);

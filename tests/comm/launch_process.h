@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <stdexcept>
@@ -122,5 +123,16 @@ class Process {
   double start_ = now();
   Result result_;
 };
+
+// So many ranks of a program under mpirun, as root and on few cores too.
+inline Process::Result under_mpirun(const std::string& mpirun, std::int64_t ranks, std::vector<std::string> command,
+                                    double seconds) {
+  command.insert(command.begin(), {mpirun, "--oversubscribe", "--bind-to", "none", "-n", std::to_string(ranks)});
+  return Process(command, {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                           {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                           {"OMPI_MCA_btl_base_warn_component_unused", "0"},
+                           {"OMP_NUM_THREADS", "1"}})
+      .finish(seconds);
+}
 
 }  // namespace dtensor::testing

@@ -12,13 +12,7 @@ namespace {
 
 // mpirun -n SIZE mpi_ranks NAME, on however few cores and as whoever runs the tests.
 Process::Result run_ranks(int size, const std::string& name, double seconds = 100) {
-  Process process(
-      {DTENSOR_MPIRUN, "--oversubscribe", "--bind-to", "none", "-n", std::to_string(size), DTENSOR_MPI_RANKS, name},
-      {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-       {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-       {"OMPI_MCA_btl_base_warn_component_unused", "0"},
-       {"OMP_NUM_THREADS", "1"}});
-  const Process::Result result = process.finish(seconds);
+  const Process::Result result = under_mpirun(DTENSOR_MPIRUN, size, {DTENSOR_MPI_RANKS, name}, seconds);
   EXPECT_FALSE(result.timed_out) << name << "\n" << result.out << result.err;
   return result;
 }

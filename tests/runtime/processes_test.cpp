@@ -58,12 +58,7 @@ TEST(Processes, TrainOverNccl) {
 
 TEST(Processes, TrainUnderMpirun) {
   if (std::string(MPIRUN).empty()) GTEST_SKIP() << "built without MPI";
-  Process process({MPIRUN, "--oversubscribe", "--bind-to", "none", "-n", "4", PROCESS_RANK},
-                  {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                   {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-                   {"OMPI_MCA_btl_base_warn_component_unused", "0"},
-                   {"OMP_NUM_THREADS", "1"}});
-  const auto result = process.finish(100);
+  const auto result = under_mpirun(MPIRUN, 4, {PROCESS_RANK}, 100);
   ASSERT_EQ(result.code, 0) << result.out << result.err;
   expect_losses(result.out, 4, "mpi");
 }

@@ -9,6 +9,7 @@
 #include <ATen/ops/multinomial.h>
 #include <ATen/ops/poisson.h>
 #include <ATen/ops/rand_like.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 #include <torch/version.h>
@@ -79,6 +80,25 @@ TEST(RandomTensor, DevicesDrawTheSame) {
       }
     }
   });
+}
+
+// A device's own generator gives the call's seed, as a CPU's does.
+TEST(RandomTensor, DevicesHaveGenerators) {
+  if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no GPU";
+  std::vector<at::Tensor> drawn;
+  for (int time = 0; time < 2; ++time) {
+    run_ranks(1, [&](World& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCUDA, {1});
+      at::Generator generator = at::globalContext().defaultGenerator(at::Device(at::kCUDA, 0)).clone();
+      generator.set_current_seed(5);
+      const at::Tensor first = rand({7, 3}, mesh, {Shard(0)}, {}, generator).full_tensor();
+      const at::Tensor second = rand({7, 3}, mesh, {Shard(0)}, {}, generator).full_tensor();
+      EXPECT_FALSE(at::equal(first, second));
+      EXPECT_EQ(random_state(world).to_string().find("calls 0:"), std::string::npos);
+      drawn.push_back(at::stack({first, second}));
+    });
+  }
+  EXPECT_TRUE(at::equal(drawn[0], drawn[1]));
 }
 
 TEST(RandomTensor, StateCanBeReadSetAndReplayed) {
