@@ -550,6 +550,24 @@ bool accumulate(LocalCall& call) {
   return true;
 }
 
+// Autograd adds up gradients where the first one lies. Nobody else has it then, so that it may change its layout to the
+// one that is best for the sum.
+bool sum_gradients(LocalCall& call) {
+  if (call.operands.size() != 2 || !call.operands[0].payload || !call.operands[1].payload) return false;
+  const Spec& mine = call.operands[0].payload->spec;
+  const Spec& other = call.operands[1].payload->spec;
+  if (!mine.has_partial() || mine == other || !(mine.meta().shape() == other.meta().shape()) ||
+      mine.meta().dtype() != other.meta().dtype()) {
+    return false;
+  }
+  const at::Tensor self = call.operands[0].tensor;
+  if (self.requires_grad() || self.storage().use_count() != 1 || !in_backward()) return false;
+  plain_form(call.info)->callBoxed(&call.stack);
+  take_over(self, torch::jit::pop(call.stack).toTensor());
+  call.stack.emplace_back(self);
+  return true;
+}
+
 void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   // Autograd and autocast are above us, and done.
   const c10::impl::ExcludeDispatchKeyGuard below(
@@ -558,7 +576,7 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   LocalCall call{info, op, *stack, {}, nullptr};
   collect(call);
   if (info.drops) refuse_hidden_dropout(call);
-  if (info.accumulates && accumulate(call)) return;
+  if (info.accumulates && (accumulate(call) || sum_gradients(call))) return;
   const std::shared_ptr<const Prepared> prepared = find_or_prepare(call);
   if (prepared->out_of_place) return run_out_of_place(call, *prepared->out_of_place);
   if (prepared->replicated) say_no_rule(call);
