@@ -1,6 +1,7 @@
 #include "dtensor/runtime/backward.h"
 
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/version.h>
 #if TORCH_VERSION_MAJOR >= 2
@@ -82,6 +83,45 @@ void bring_gradient_home(const at::Tensor& tensor, Payload& payload) {
     return redistribute(gradient, to, mesh, {.async = true});
   });
 }
+
+namespace {
+
+// torch::autograd::grad takes gradients out before the hooks of leaves have seen them (version 1), and inner tensors
+// have none: what it returns is brought home here.
+class HomeEngine final : public torch::autograd::Engine {
+ public:
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    torch::autograd::variable_list gradients =
+        Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    const c10::AutoGradMode differentiable(create_graph);
+    for (std::size_t i = 0; i < outputs.size() && i < gradients.size(); ++i) {
+      at::Tensor& gradient = gradients[i];
+      if (!has_payload(gradient) || payload_of(gradient).unreduced()) continue;
+      const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(outputs[i].function.get());
+      const bool knows = leaf && has_payload(leaf->variable);
+      const Payload& payload = payload_of(knows ? leaf->variable : gradient);
+      const Spec home = payload.traits && payload.traits->home ? *payload.traits->home : home_of(payload.spec);
+      if (payload_of(gradient).spec != home) gradient = redistribute(gradient, home, payload.mesh, {});
+    }
+    return gradients;
+  }
+};
+
+// Only in place of libtorch's own: Python has another.
+const bool installed = [] {
+  using torch::autograd::Engine;
+  if (&Engine::get_default_engine() != &Engine::get_base_engine()) return false;
+  torch::autograd::set_default_engine_stub([]() -> Engine& {
+    static Engine& engine = *new HomeEngine;
+    return engine;
+  });
+  return true;
+}();
+
+}  // namespace
 
 bool add_unreduced(Payload& sum, Payload& more) {
   auto& into = sum.unreduced();

@@ -202,6 +202,29 @@ TEST(Traps, DoubleBackwardAndAccumulation) {
   });
 }
 
+// Neither of leaves nor of inner tensors, and with a graph behind it.
+TEST(Traps, GradReturnsNoPartial) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor full = numbers({4, 6}), weight = numbers({6, 3}), scale = numbers({3});
+    const auto gradients = [](const at::Tensor& x, const at::Tensor& w, const at::Tensor& s) {
+      w.requires_grad_(true);
+      s.requires_grad_(true);
+      const at::Tensor inner = s * 2;
+      std::vector<at::Tensor> results =
+          torch::autograd::grad({(x.mm(w) * inner).pow(2).sum()}, {w, inner, s}, {}, true, true);
+      results.push_back(torch::autograd::grad({results[0].pow(2).sum()}, {w})[0]);
+      return results;
+    };
+    const std::vector<at::Tensor> plain = gradients(full, weight.clone(), scale.clone());
+    const std::vector<at::Tensor> ours = gradients(rows(full, mesh), distribute_tensor(weight, mesh, {Replicate()}),
+                                                   distribute_tensor(scale, mesh, {Replicate()}));
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      EXPECT_EQ(DTensor(ours[i]).placements(), Placements{Replicate()}) << i;
+      EXPECT_TRUE(at::allclose(whole(ours[i]), plain[i])) << i;
+    }
+  });
+}
+
 // The gradient of sgn is a tensor of zeros that has no memory.
 TEST(Traps, ZerosWithoutMemoryAreGradients) {
   on_two([](const DeviceMesh& mesh) {
