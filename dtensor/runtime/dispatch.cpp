@@ -5,6 +5,7 @@
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
@@ -377,6 +378,16 @@ class Results {
     const Decision& decision = prepared_.decision;
     if (prepared_.replicated) {
       if (!local.defined()) return local;
+      // What was whole here already is shared, as it would be by a plain call.
+      const bool view = call_.info.returns_alias && !prepared_.moves && !call_.copied && !call_.operands.empty() &&
+                        call_.operands[0].payload && !call_.operands[0].payload->lost_alias;
+      if (view) {
+        const Placements whole(static_cast<std::size_t>(call_.mesh->ndim()), Replicate());
+        const Operand& of = call_.operands[0];
+        const std::int64_t within = local.storage_offset() - of.payload->local().storage_offset();
+        return wrap(local, Spec::make(meta_of(local), *call_.mesh, whole), call_.mesh,
+                    {.base = &of.tensor, .offset = of.tensor.storage_offset() + within});
+      }
       at::Tensor result = as_replica(local, call_.mesh);
       if (call_.info.returns_alias) lose_alias(result);
       return result;
@@ -385,9 +396,11 @@ class Results {
     WrapOptions options;
     // An operator that was run as it is returns an alias of what lies here.
     const bool as_it_is = !prepared_.moves && decision.local.is_same() && !prepared_.other_op;
-    const bool view = call_.info.returns_alias && (decision.alias || as_it_is);
+    const bool view = call_.info.returns_alias && (decision.alias || as_it_is) && !call_.copied;
     if (view) {
       options.base = &call_.operands[0].tensor;
+      options.offset = options.base->storage_offset();
+      if (output < prepared_.offsets.size()) options.offset += prepared_.offsets[output];
       const auto& traits = call_.operands[0].payload->traits;
       if (traits && traits->style) options.traits = traits;
     }
@@ -568,6 +581,17 @@ bool sum_gradients(LocalCall& call) {
   return true;
 }
 
+// as_strided means memory, and counts from its beginning: that of the whole tensor, as the wrapper shows it.
+void lay_as_shown(LocalCall& call, const Operand& operand, at::Tensor& local) {
+  if (local.strides() != operand.tensor.strides()) {
+    const at::Tensor shown = at::empty_strided(local.sizes(), operand.tensor.strides(), local.options());
+    local = shown.copy_(local);
+    call.copied = true;
+  }
+  c10::IValue& offset = call.arg(3);
+  if (offset.isInt()) offset = offset.toInt() - operand.tensor.storage_offset() + local.storage_offset();
+}
+
 void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   // Autograd and autocast are above us, and done.
   const c10::impl::ExcludeDispatchKeyGuard below(
@@ -589,6 +613,12 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
     const Operand& operand = call.operands[i];
     if (!operand.payload) continue;
     at::Tensor local = local_for(operand, prepared->plans[i]);
+    // libtorch asks the wrapper, which has no such bit, whether it must be resolved first.
+    if (info.reads_real && local.defined() && local.is_conj()) {
+      local = local.resolve_conj();
+      call.copied = true;
+    }
+    if (info.reads_memory && local.defined()) lay_as_shown(call, operand, local);
     if (writes_back) locals[i] = local;
     set_tensor(call, operand, std::move(local));
   }

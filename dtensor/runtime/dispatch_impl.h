@@ -27,6 +27,7 @@ struct LocalCall {
   torch::jit::Stack& stack;
   InlineVec<Operand, 6> operands;
   std::shared_ptr<const DeviceMesh> mesh;  // of the first distributed operand
+  bool copied = false;                     // the operator ran on a copy of what lies here
 
   c10::IValue& arg(std::size_t i) { return stack[stack.size() - info.args.size() + i]; }
   const c10::IValue& arg(std::size_t i) const { return stack[stack.size() - info.args.size() + i]; }
@@ -48,6 +49,7 @@ struct Prepared {
   bool runs = true;                                 // is the operator run here?
   bool fills = false;                               // are the results the identity instead?
   std::vector<Dims> output_shapes;                  // of the local results
+  std::vector<std::int64_t> offsets;                // of results that are views, within the operand
 };
 
 // Finds the tensors among the arguments and the mesh they are on. Errors: plain tensors, writing to a lost alias.
@@ -66,6 +68,8 @@ std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::
 // undefined result, none at all where it cannot be said.
 using GlobalResults = std::optional<std::vector<std::optional<TensorMeta>>>;
 GlobalResults global_results(const LocalCall& call);
+// Where the results of an operator that returns views begin in the memory of its first operand, as a whole.
+std::vector<std::int64_t> view_offsets(const LocalCall& call);
 
 // The call as rules see it.
 OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> results);

@@ -165,10 +165,9 @@ class Execution::Player {
 
   // An all-reduce of memory that nobody else knows of happens where it lies.
   bool reduces_in_place() const {
-    return step().kind == StepKind::kAllReduce && step().calls.size() == 1 && step().copies.empty() &&
-           now_.defined() && now_.use_count() == 1 && now_.storage().use_count() == 1 &&
-           now_.sizes() == as_array(step().shape) && lies_as(now_, step().stride) &&
-           is_identity(step().calls[0].pack, now_.numel());
+    return step().kind == StepKind::kAllReduce && step().calls.size() == 1 && step().copies.empty() && now_.defined() &&
+           now_.use_count() == 1 && now_.storage().use_count() == 1 && now_.sizes() == as_array(step().shape) &&
+           lies_as(now_, step().stride) && is_identity(step().calls[0].pack, now_.numel());
   }
 
   void begin_step() {

@@ -65,6 +65,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
   name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
   rule = find_rule(name);
   accumulates = name == "aten::add_.Tensor";
+  reads_real = name == "aten::view_as_real";
+  reads_memory = name == "aten::as_strided";
   for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
     const c10::Argument& argument = schema.arguments()[i];
     const bool written = (argument.alias_info() && argument.alias_info()->isWrite()) || writes_unmarked(name, i);

@@ -42,9 +42,11 @@ struct OpInfo {
   bool drops = false;  // has an argument that makes it drop elements by itself
   bool returns_alias = false;
   bool writes = false;
-  bool in_place = false;     // writes its first argument and returns it
-  bool out = false;          // writes arguments given for the results
-  bool accumulates = false;  // what autograd adds gradients with
+  bool in_place = false;      // writes its first argument and returns it
+  bool out = false;           // writes arguments given for the results
+  bool accumulates = false;   // what autograd adds gradients with
+  bool reads_real = false;    // takes complex numbers apart where they lie
+  bool reads_memory = false;  // counts in memory, not in elements
 };
 
 // "aten::add.Tensor" of "aten::add_.Tensor", if there is one with as many arguments.

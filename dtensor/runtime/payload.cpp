@@ -103,6 +103,7 @@ at::Tensor wrap_storage(c10::intrusive_ptr<PayloadStorage> home, c10::DeviceType
   auto impl = options.base ? c10::make_intrusive<WrapperImpl>(c10::TensorImpl::VIEW, std::move(storage), keys, type)
                            : c10::make_intrusive<WrapperImpl>(std::move(storage), keys, type);
   impl->set_sizes_and_strides(sizes, strides);
+  if (options.offset != 0) impl->set_storage_offset(options.offset);
   if (options.shared || options.base) impl->mark_shared();
   forbid_raw_data(*impl);
   return at::Tensor(std::move(impl));

@@ -130,6 +130,8 @@ struct WrapOptions {
   std::shared_ptr<ParameterTraits> traits = {};
   // A view of this tensor: takes over its keys, so that inference mode accepts it.
   const at::Tensor* base = nullptr;
+  // Where the whole view would begin in the memory of the whole tensor: libtorch finds gradients of writes to views so.
+  std::int64_t offset = 0;
 };
 // A distributed tensor of this rank's part; with autograd history of its own.
 at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,

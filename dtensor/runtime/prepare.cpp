@@ -241,6 +241,7 @@ std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::
     prepared->replicated = true;
   }
   work_out(call, *prepared);
+  if (call.info.returns_alias && !call.info.writes && !prepared->replicated) prepared->offsets = view_offsets(call);
   return prepared;
 }
 

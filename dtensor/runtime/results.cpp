@@ -355,6 +355,20 @@ void drop_statistics(const LocalCall& call, std::vector<std::optional<TensorMeta
 
 }  // namespace
 
+std::vector<std::int64_t> view_offsets(const LocalCall& call) {
+  std::vector<std::int64_t> offsets;
+  if (!call.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return offsets;
+  torch::jit::Stack stack =
+      with_tensors(call, [&](std::size_t operand) { return meta_tensor(call.operands[operand].payload->spec.meta()); });
+  call.op.callBoxed(&stack);
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) offsets.push_back(value.toTensor().storage_offset());
+    if (!value.isTensorList()) continue;
+    for (const at::Tensor& tensor : value.toTensorVector()) offsets.push_back(tensor.storage_offset());
+  }
+  return offsets;
+}
+
 GlobalResults global_results(const LocalCall& call) {
   // A kernel that is made of others has to be called to learn that one of those has none for tensors without data. That
   // of index_add does not take an empty index in libtorch 1.13, where the operator itself does.

@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 import dtensor
-from exclusions import is_refusal
+from exclusions import is_mixed, is_refusal
 from layouts import distribute, effective, home, layouts_for
 
 TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 2e-4, torch.complex64: 2e-4}
@@ -152,7 +152,8 @@ def run_rank(call, plain, mesh, layout):
             return gradient
         return dtensor.distribute_tensor(gradient, mesh, home(dtensor.placements(output)))
 
-    outputs, after, gradients = call.run(tensors, backward if plain.gradients is not None else None)
+    with dtensor.ImplicitReplication() if is_mixed(call.op.full_name) else contextlib.nullcontext():
+        outputs, after, gradients = call.run(tensors, backward if plain.gradients is not None else None)
     values = [(f"result {i}", _full(o)) for i, o in enumerate(outputs)]
     for i, (tensor, old) in enumerate(zip(after, locals_before)):
         if i in plain.looked_at(placements):

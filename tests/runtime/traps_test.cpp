@@ -202,6 +202,54 @@ TEST(Traps, DoubleBackwardAndAccumulation) {
   });
 }
 
+// libtorch finds the gradient of what was there before by strides and an offset within the whole memory.
+TEST(Traps, WritesToViewsHaveGradients) {
+  on_two([](const DeviceMesh& mesh) {
+    using Write = std::function<void(at::Tensor&, const at::Tensor&)>;
+    const std::vector<Write> writes = {
+        [](at::Tensor& y, const at::Tensor&) { y.slice(0, 1).mul_(2); },
+        [](at::Tensor& y, const at::Tensor&) { y.select(1, 2).zero_(); },
+        [](at::Tensor& y, const at::Tensor& w) { y.slice(1, 1, 4).slice(0, 2).copy_(w.slice(1, 1, 4).slice(0, 2)); },
+        [](at::Tensor& y, const at::Tensor&) { y.t().select(0, 3).mul_(3); },
+        [](at::Tensor& y, const at::Tensor& w) {
+          const at::Tensor row = y.select(0, 1);
+          y.mul_(w);  // the view's history is made anew
+          y = row * row;
+        },
+    };
+    int compared = 0;
+    for (std::size_t i = 0; i < writes.size(); ++i) {
+      for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+        const auto gradients = [&](const at::Tensor& x, const at::Tensor& w) {
+          at::Tensor y = x * x;
+          writes[i](y, w);
+          return torch::autograd::grad({(y * y).sum()}, {x, w}, {}, false, false, true);
+        };
+        const auto make = [&](double shift, bool whole) {
+          const at::Tensor plain = numbers({4, 6}) + shift;
+          return (whole ? plain : at::Tensor(distribute_tensor(plain, mesh, {placement}))).requires_grad_(true);
+        };
+        const auto expected = gradients(make(0, true), make(1, true));
+        std::vector<at::Tensor> got;
+        const std::string error = error_of([&] { got = gradients(make(0, false), make(1, false)); });
+        if (error.find("a view that had to be copied") != std::string::npos) {
+          EXPECT_NE(placement, Placement(Replicate())) << i;
+          continue;
+        }
+        EXPECT_EQ(error, "no error") << i << " " << placement.to_string();
+        ++compared;
+        for (std::size_t k = 0; k < 2; ++k) {
+          if (got.size() != 2) break;
+          ASSERT_EQ(got[k].defined(), expected[k].defined()) << i;
+          if (!got[k].defined()) continue;
+          EXPECT_TRUE(at::allclose(whole(got[k]), expected[k])) << i << " " << placement.to_string() << " " << k;
+        }
+      }
+    }
+    EXPECT_GE(compared, 6);  // the others would have to write to a copy, and are refused
+  });
+}
+
 // Neither of leaves nor of inner tensors, and with a graph behind it.
 TEST(Traps, GradReturnsNoPartial) {
   on_two([](const DeviceMesh& mesh) {
