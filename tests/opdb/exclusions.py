@@ -3,6 +3,7 @@
 from fnmatch import fnmatchcase
 
 SKIPPED = {
+    "__getitem__": "computes under Python's lock, and its lists are plain index tensors: threads cannot be ranks",
     "empty": "its values are whatever the memory held",
     "empty_like": "its values are whatever the memory held",
     "empty_permuted": "its values are whatever the memory held",
@@ -36,7 +37,6 @@ MIXED = {
 
 # What is known to fail, and why. Listed in the summary, but no failure of the run.
 KNOWN = {
-    "__getitem__": "indexing by a Python list makes a plain index tensor, and computes under Python's lock",
     "linalg.householder_product": "its backward writes to slices of cut tensors, which would be copies",
     "nn.functional.ctc_loss": "libtorch reads the lengths' data before it calls an operator",
     "nn.functional.linear_cross_entropy": "squeeze_ of a cut dim of size 1 would have to move the tensor",
