@@ -593,17 +593,15 @@ void lay_as_shown(LocalCall& call, const Operand& operand, at::Tensor& local) {
 }
 
 void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  // Autograd and autocast are above us, and done.
-  const c10::impl::ExcludeDispatchKeyGuard below(
-      c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-      c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}));
+  const c10::impl::ExcludeDispatchKeyGuard below(kAboveUs);
   LocalCall call{info, op, *stack, {}, nullptr};
   collect(call);
   if (info.drops) refuse_hidden_dropout(call);
   if (info.accumulates && (accumulate(call) || sum_gradients(call))) return;
   const std::shared_ptr<const Prepared> prepared = find_or_prepare(call);
   if (prepared->out_of_place) return run_out_of_place(call, *prepared->out_of_place);
-  if (prepared->replicated) say_no_rule(call);
+  // What is whole already is read where it lies.
+  if (prepared->replicated && (prepared->moves || !info.reads_memory)) say_no_rule(call);
   check_non_members(call, *prepared);
 
   const bool writes_back = info.writes && prepared->moves;
@@ -710,6 +708,11 @@ class OpKernel final : public c10::OperatorKernel {
   Way way_ = Way::kRun;
 };
 
+// Lists of tensors, one call for each: libtorch's kernel for any device does that.
+void run_each(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
 // For operators that were registered after ours.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   static std::mutex mutex;
@@ -740,8 +743,16 @@ void register_all() {
     if (has_random_kernel(name)) continue;
     if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     const std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    aten->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OpKernel>()));
+    if (full == "cat") continue;
+    if (full.rfind("_foreach_", 0) == 0) {
+      aten->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_each>());
+    } else {
+      aten->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OpKernel>()));
+    }
   }
+  register_cat([kernel = std::make_shared<OpKernel>()](const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+    (*kernel)(op, {}, stack);
+  });
 }
 
 }  // namespace
@@ -766,10 +777,18 @@ ImplicitReplication::~ImplicitReplication() { --replicating; }
 NoRuleGuard::NoRuleGuard(NoRule mode) : before_(std::exchange(no_rule, mode)) {}
 NoRuleGuard::~NoRuleGuard() { no_rule = before_; }
 
+namespace {
+thread_local int decide_guards = 0;
+}  // namespace
+
+bool decides_as_usual() { return decide_guards == 0; }
+
 DecideGuard::DecideGuard(const DecideOptions& options) : before_(std::exchange(decide_options(), options)) {
+  ++decide_guards;
   cache().clear();
 }
 DecideGuard::~DecideGuard() {
+  --decide_guards;
   decide_options() = before_;
   cache().clear();
 }

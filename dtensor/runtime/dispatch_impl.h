@@ -57,6 +57,12 @@ void collect(LocalCall& call);
 
 // How this thread decides; the usual way unless a DecideGuard says otherwise.
 DecideOptions& decide_options();
+bool decides_as_usual();
+
+// Autograd and autocast are above us, and done when an operator comes here.
+inline const c10::DispatchKeySet kAboveUs =
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+    c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA});
 
 // All ways to run the call, the chosen one first.
 OrReason<std::vector<Candidate>> ways_of(const LocalCall& call);

@@ -9,6 +9,7 @@
 #include "dtensor/core/error.h"
 #include "dtensor/runtime/module.h"
 #include "dtensor/runtime/payload.h"
+#include "dtensor/runtime/record.h"
 #include "dtensor/runtime/tensor.h"
 #include "tests/runtime/helpers.h"
 
@@ -247,6 +248,66 @@ TEST(Traps, WritesToViewsHaveGradients) {
       }
     }
     EXPECT_GE(compared, 6);  // the others would have to write to a copy, and are refused
+  });
+}
+
+// An operator on lists is one call for each tensor: those of an optimizer lie as they like, and send nothing.
+TEST(Traps, ListsOfTensors) {
+  on_two([](const DeviceMesh& mesh) {
+    const auto step = [](std::vector<at::Tensor> p, const std::vector<at::Tensor>& g) {
+      at::_foreach_mul_(p, 0.9);
+      at::_foreach_add_(p, g, 0.1);
+      const std::vector<at::Tensor> squares = at::_foreach_mul(g, g);
+      at::_foreach_addcdiv_(p, g, at::_foreach_add(at::_foreach_sqrt(squares), 1), -0.01);
+      return p;
+    };
+    std::vector<at::Tensor> plain, ours, plain_g, ours_g;
+    for (const Placement& placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+      plain.push_back(numbers({5, 3}));
+      plain_g.push_back(numbers({5, 3}).cos());
+      ours.push_back(distribute_tensor(plain.back(), mesh, {placement}));
+      ours_g.push_back(distribute_tensor(plain_g.back(), mesh, {placement}));
+    }
+    const auto expected = step(plain, plain_g);
+    {
+      const CommPolicyGuard nothing(CommPolicy::kForbid);
+      step(ours, ours_g);
+    }
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      EXPECT_TRUE(at::allclose(whole(ours[i]), expected[i])) << i;
+      EXPECT_TRUE(at::allclose(whole(at::_foreach_norm(ours)[i]), expected[i].norm())) << i;
+    }
+  });
+}
+
+// Tensors that lie alike are joined as they lie, without a lookup for each; others, and joins along a cut dim, go the
+// general way. Both are right, again and again, with gradients.
+TEST(Traps, CatOfMany) {
+  on_two([](const DeviceMesh& mesh) {
+    const std::vector<std::vector<Placement>> ways = {{Shard(0), Shard(0), Shard(0)},
+                                                      {Shard(1), Shard(1), Shard(1)},
+                                                      {Partial(), Partial(), Partial()},
+                                                      {Shard(0), Replicate(), Shard(1)}};
+    for (int again = 0; again < 3; ++again) {
+      for (const auto& way : ways) {
+        for (const std::int64_t dim : {0, 1, -1}) {
+          std::vector<at::Tensor> plain, ours;
+          for (std::size_t i = 0; i < way.size(); ++i) {
+            plain.push_back((numbers({5, 3}) + static_cast<double>(i)).requires_grad_(true));
+            ours.push_back(distribute_tensor(plain.back().detach(), mesh, {Replicate()}));
+            ours.back() = DTensor(ours.back()).redistribute({way[i]}).detach().requires_grad_(true);
+          }
+          const at::Tensor expected = at::cat(plain, dim);
+          const at::Tensor got = at::cat(ours, dim);
+          EXPECT_TRUE(at::allclose(whole(got), expected)) << dim;
+          (expected * expected).sum().backward();
+          (got * got).sum().backward();
+          for (std::size_t i = 0; i < ours.size(); ++i) {
+            EXPECT_TRUE(at::allclose(whole(ours[i].grad()), plain[i].grad())) << dim << " " << i;
+          }
+        }
+      }
+    }
   });
 }
 
