@@ -353,6 +353,13 @@ void drop_statistics(const LocalCall& call, std::vector<std::optional<TensorMeta
   }
 }
 
+// Attention for CPUs: up to libtorch 2.11 the meta kernel says that the sums are float, which they are not of doubles.
+void widen_sums(const LocalCall& call, std::vector<std::optional<TensorMeta>>& results) {
+  if (call.info.name != "aten::_scaled_dot_product_flash_attention_for_cpu" || results.size() != 2) return;
+  if (results[0]->dtype() == DType::kF64)
+    results[1] = TensorMeta(results[1]->shape(), results[1]->stride(), DType::kF64);
+}
+
 }  // namespace
 
 std::vector<std::int64_t> view_offsets(const LocalCall& call) {
@@ -378,6 +385,7 @@ GlobalResults global_results(const LocalCall& call) {
   }
   if (auto results = from_meta_kernel(call)) {
     drop_statistics(call, *results);
+    widen_sums(call, *results);
     return results;
   }
   if (auto results = from_table(call)) return results;
