@@ -31,6 +31,11 @@ void reads_second(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   run_composite(op, stack);
 }
 
+// Lists of tensors, one call for each.
+void takes_each(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  run_composite(op, stack);
+}
+
 struct Composite {
   const char* name;
   const char* overload;
@@ -52,7 +57,13 @@ constexpr Composite kComposites[] = {
     {"unravel_index", "", false},
 };
 
+std::string registered_name(const std::string& name, const std::string& overload) {
+  return overload.empty() ? name : name + "." + overload;
+}
+
 }  // namespace
+
+bool takes_lists(const c10::OperatorName& name) { return name.name.rfind("aten::_foreach_", 0) == 0; }
 
 void register_composites() {
   auto* library =
@@ -62,11 +73,16 @@ void register_composites() {
     const auto op =
         c10::Dispatcher::singleton().findSchema({std::string("aten::") + composite.name, composite.overload});
     if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
-    const std::string full = composite.name + (*composite.overload ? "." + std::string(composite.overload) : "");
+    const std::string full = registered_name(composite.name, composite.overload);
     for (torch::Library* at : {library, below}) {
       at->impl(full.c_str(), composite.reads_second ? torch::CppFunction::makeFromBoxedFunction<&reads_second>()
                                                     : torch::CppFunction::makeFromBoxedFunction<&mixes_constants>());
     }
+  }
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!takes_lists(name)) continue;
+    below->impl(registered_name(name.name.substr(6), name.overload_name).c_str(),
+                torch::CppFunction::makeFromBoxedFunction<&takes_each>());
   }
 }
 

@@ -10,15 +10,13 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <mutex>
 #include <unordered_map>
 
 #include "dtensor/core/error.h"
-#include "dtensor/core/hash.h"
 #include "dtensor/runtime/backward.h"
 #include "dtensor/runtime/compat_impl.h"
+#include "dtensor/runtime/decisions_impl.h"
 #include "dtensor/runtime/dispatch_impl.h"
 #include "dtensor/runtime/identity.h"
 #include "dtensor/runtime/meta.h"
@@ -130,138 +128,27 @@ void collect(LocalCall& call) {
 
 namespace {
 
-// ---- keys
-
-std::uint64_t bits(double value) { return std::bit_cast<std::uint64_t>(value); }
-
-void add_value(std::vector<std::uint64_t>& words, const c10::IValue& value) {
-  if (value.isNone()) {
-    words.push_back(1);
-  } else if (value.isInt()) {
-    words.push_back(2);
-    words.push_back(static_cast<std::uint64_t>(value.toInt()));
-  } else if (value.isBool()) {
-    words.push_back(value.toBool() ? 3 : 4);
-  } else if (value.isDouble()) {
-    words.push_back(5);
-    words.push_back(bits(value.toDouble()));
-  } else if (value.isIntList()) {
-    const auto list = value.toIntList();
-    words.push_back(6 + 16 * list.size());
-    for (std::size_t i = 0; i < list.size(); ++i) words.push_back(static_cast<std::uint64_t>(list.get(i)));
-  } else {
-    const StaticArg arg = static_arg({}, value);
-    const Dims ints = arg.as_ints();
-    words.push_back(7 + 16 * ints.size());
-    for (const std::int64_t i : ints) words.push_back(static_cast<std::uint64_t>(i));
-    words.push_back(bits(arg.as_double()));
-    words.push_back(arg.as_text().size());
-    for (const char c : arg.as_text()) words.push_back(static_cast<unsigned char>(c));
-  }
-}
-
-std::uint64_t number_type(const c10::IValue& value) {
-  if (value.isInt()) return 11;
-  if (value.isDouble()) return 12;
-  if (value.isBool()) return 13;
-  return value.isNone() ? 1 : 14;
-}
-
-void add_static(std::vector<std::uint64_t>& words, KeyUse use, const c10::IValue& value) {
-  switch (use) {
-    case KeyUse::kNothing:
-      return;
-    case KeyUse::kPresence:
-      words.push_back(value.isNone() ? 1 : 15);
-      return;
-    case KeyUse::kPlain:
-      // An int may be a size or a dim; only what cannot be one is a mere number.
-      if (value.isDouble() || value.isComplexDouble()) {
-        words.push_back(number_type(value));
-        return;
-      }
-      break;
-    case KeyUse::kType:
-      words.push_back(number_type(value));
-      return;
-    case KeyUse::kSign:
-      words.push_back(number_type(value));
-      words.push_back(static_cast<std::uint64_t>(static_arg({}, value).sign() + 1));
-      return;
-    case KeyUse::kValue:
-      break;
-  }
-  add_value(words, value);
-}
-
-void make_key(const LocalCall& call, std::vector<std::uint64_t>& words) {
-  words.clear();
-  words.push_back(reinterpret_cast<std::uintptr_t>(&call.info));
-  words.push_back(static_cast<std::uint64_t>(call.mesh->rank()));
-  for (const Operand& operand : call.operands) {
-    words.push_back(operand.arg * 65536 + operand.item);
-    if (operand.payload) {
-      words.push_back(operand.payload->spec.hash());
-    } else {
-      const bool wrapped = operand.tensor.unsafeGetTensorImpl()->is_wrapped_number();
-      words.push_back(static_cast<std::uint64_t>(operand.tensor.scalar_type()) * 2 + (wrapped ? 1 : 0));
-    }
-  }
-  for (const std::size_t i : call.info.key_args) add_static(words, call.info.args[i].key, call.arg(i));
-}
-
-// ---- decisions, kept by each thread: nothing in them is a thread's own, it only saves a lock
-
-class Cache {
- public:
-  std::shared_ptr<const Prepared> find(std::size_t hash, const std::vector<std::uint64_t>& words) {
-    for (const auto& entry : bucket(hash)) {
-      if (entry && entry->hash == hash && entry->words == words) {
-        ++stats_.hits;
-        return entry;
-      }
-    }
-    ++stats_.misses;
-    return nullptr;
-  }
-  // Where the few places of a hash are taken, the oldest goes.
-  void insert(std::shared_ptr<const Prepared> prepared) {
-    Bucket& places = bucket(prepared->hash);
-    std::rotate(places.begin(), places.end() - 1, places.end());
-    if (!places[0]) ++stats_.entries;
-    places[0] = std::move(prepared);
-  }
-  DispatchStats stats() const { return stats_; }
-  void clear() {
-    buckets_.clear();
-    stats_.entries = 0;
-  }
-
- private:
-  static constexpr std::size_t kBuckets = 4096;
-  using Bucket = std::array<std::shared_ptr<const Prepared>, 4>;
-  Bucket& bucket(std::size_t hash) {
-    if (buckets_.empty()) buckets_.resize(kBuckets);
-    return buckets_[hash % kBuckets];
-  }
-  std::vector<Bucket> buckets_;
-  DispatchStats stats_;
-};
-
-Cache& cache() {
-  thread_local Cache instance;
-  return instance;
-}
+// ---- decisions
 
 std::shared_ptr<const Prepared> find_or_prepare(const LocalCall& call) {
-  thread_local std::vector<std::uint64_t> words;
-  make_key(call, words);
-  Hasher hasher;
-  for (const std::uint64_t word : words) hasher.add(word);
-  if (auto known = cache().find(hasher.value(), words)) return known;
-  std::vector<std::uint64_t> key = words;  // deciding may call operators, which use `words`
-  auto prepared = prepare(call, std::move(key), hasher.value());
-  cache().insert(prepared);
+  CallKey key(call.info, call.mesh->rank());
+  for (const Operand& operand : call.operands) {
+    if (operand.payload) {
+      key.add_operand(operand.arg, operand.item, *operand.payload);
+    } else {
+      key.add_number(operand.arg, operand.item, operand.tensor);
+    }
+  }
+  for (const std::size_t i : call.info.key_args) key.add_static(call.info.args[i].key, call.arg(i));
+  const std::size_t hash = key.hash();
+  Decisions& decisions = Decisions::of_this_thread();
+  if (auto known = decisions.find(hash, key.words())) {
+    decisions.count_found();
+    return known;
+  }
+  decisions.count_made();
+  auto prepared = prepare(call, key.words(), hash);  // copies the words: deciding calls operators, which make keys
+  decisions.insert(prepared);
   return prepared;
 }
 
@@ -592,7 +479,9 @@ void lay_as_shown(LocalCall& call, const Operand& operand, at::Tensor& local) {
   if (offset.isInt()) offset = offset.toInt() - operand.tensor.storage_offset() + local.storage_offset();
 }
 
-void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+}  // namespace
+
+void run_boxed(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(kAboveUs);
   LocalCall call{info, op, *stack, {}, nullptr};
   collect(call);
@@ -638,6 +527,8 @@ void run(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* s
   }
   Results(call, *prepared).wrap_all();
 }
+
+namespace {
 
 // A detached tensor shares all that the tensor has, also what is still under way.
 void run_detach(torch::jit::Stack* stack) {
@@ -691,7 +582,7 @@ class OpKernel final : public c10::OperatorKernel {
     });
     switch (way_) {
       case Way::kRun:
-        return run(*info_, op, stack);
+        return run_boxed(*info_, op, stack);
       case Way::kDetach:
         return run_detach(stack);
       case Way::kMetadata:
@@ -708,11 +599,6 @@ class OpKernel final : public c10::OperatorKernel {
   Way way_ = Way::kRun;
 };
 
-// Lists of tensors, one call for each: libtorch's kernel for any device does that.
-void run_each(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-}
-
 // For operators that were registered after ours.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   static std::mutex mutex;
@@ -724,7 +610,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
     if (!entry) entry = std::make_unique<OpInfo>(op);
     info = entry.get();
   }
-  run(*info, op, stack);
+  run_boxed(*info, op, stack);
 }
 
 void register_all() {
@@ -739,20 +625,12 @@ void register_all() {
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = c10::Dispatcher::singleton().findOp(name);
-    // Those made of other operators reach us through them, random ones have kernels of their own.
-    if (has_random_kernel(name)) continue;
+    // Those made of other operators reach us through them, some have kernels of their own.
+    if (has_random_kernel(name) || has_direct_kernel(name) || takes_lists(name)) continue;
     if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     const std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    if (full == "cat") continue;
-    if (full.rfind("_foreach_", 0) == 0) {
-      aten->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_each>());
-    } else {
-      aten->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OpKernel>()));
-    }
+    aten->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OpKernel>()));
   }
-  register_cat([kernel = std::make_shared<OpKernel>()](const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-    (*kernel)(op, {}, stack);
-  });
 }
 
 }  // namespace
@@ -761,6 +639,7 @@ void ensure_registered() {
   static std::once_flag once;
   std::call_once(once, [] {
     register_all();
+    register_direct();
     register_nll_loss2d();
     register_reshape();
     register_composites();
@@ -769,7 +648,7 @@ void ensure_registered() {
   });
 }
 
-DispatchStats dispatch_stats() { return cache().stats(); }
+DispatchStats dispatch_stats() { return Decisions::of_this_thread().stats(); }
 
 ImplicitReplication::ImplicitReplication() { ++replicating; }
 ImplicitReplication::~ImplicitReplication() { --replicating; }
@@ -777,20 +656,12 @@ ImplicitReplication::~ImplicitReplication() { --replicating; }
 NoRuleGuard::NoRuleGuard(NoRule mode) : before_(std::exchange(no_rule, mode)) {}
 NoRuleGuard::~NoRuleGuard() { no_rule = before_; }
 
-namespace {
-thread_local int decide_guards = 0;
-}  // namespace
-
-bool decides_as_usual() { return decide_guards == 0; }
-
 DecideGuard::DecideGuard(const DecideOptions& options) : before_(std::exchange(decide_options(), options)) {
-  ++decide_guards;
-  cache().clear();
+  Decisions::of_this_thread().clear();
 }
 DecideGuard::~DecideGuard() {
-  --decide_guards;
   decide_options() = before_;
-  cache().clear();
+  Decisions::of_this_thread().clear();
 }
 
 }  // namespace dtensor

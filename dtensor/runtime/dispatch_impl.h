@@ -50,14 +50,18 @@ struct Prepared {
   bool fills = false;                               // are the results the identity instead?
   std::vector<Dims> output_shapes;                  // of the local results
   std::vector<std::int64_t> offsets;                // of results that are views, within the operand
+  bool as_it_lies = false;                          // runs on the parts as they are, but for
+  Dims sizes;                                       // those of its only rewrite
 };
 
 // Finds the tensors among the arguments and the mesh they are on. Errors: plain tensors, writing to a lost alias.
 void collect(LocalCall& call);
 
+// Any call of any operator.
+void run_boxed(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
 // How this thread decides; the usual way unless a DecideGuard says otherwise.
 DecideOptions& decide_options();
-bool decides_as_usual();
 
 // Autograd and autocast are above us, and done when an operator comes here.
 inline const c10::DispatchKeySet kAboveUs =

@@ -156,6 +156,23 @@ void work_out(const LocalCall& call, Prepared& prepared) {
   }
 }
 
+// Can the operator be called on the parts as they lie, and its one result be wrapped, with at most a list of sizes
+// exchanged?
+void find_short_way(const LocalCall& call, Prepared& prepared) {
+  const LocalWork& local = prepared.decision.local;
+  const bool plain = call.mesh->contains_me() && prepared.runs && !prepared.fills && !prepared.moves &&
+                     !prepared.replicated && !prepared.other_op && !prepared.algorithm && local.divide_by == 1;
+  const bool one = prepared.decision.outputs.size() == 1 && prepared.decision.outputs[0];
+  // Autograd adds gradients up, and those that are not summed yet have a way of their own.
+  const bool sums = call.info.accumulates && call.operands[0].payload && call.operands[0].payload->spec.has_partial();
+  const bool copies = call.info.returns_alias && !prepared.decision.alias && !local.is_same();
+  const auto& rewrites = prepared.rewrites;
+  const bool sizes = rewrites.size() == 1 && rewrites[0].second.isIntList();
+  prepared.as_it_lies = plain && one && !sums && !copies && (rewrites.empty() || sizes);
+  if (!sizes) return;
+  for (const std::int64_t size : rewrites[0].second.toIntVector()) prepared.sizes.push_back(size);
+}
+
 }  // namespace
 
 OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> results) {
@@ -241,6 +258,7 @@ std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::
     prepared->replicated = true;
   }
   work_out(call, *prepared);
+  find_short_way(call, *prepared);
   if (call.info.returns_alias && !call.info.writes && !prepared->replicated) prepared->offsets = view_offsets(call);
   return prepared;
 }
