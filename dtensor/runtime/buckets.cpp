@@ -23,6 +23,9 @@ struct GradientBucket::Member {
 
 namespace {
 
+// A gradient that is worth a collective of its own: it is reduced where it lies, and not copied into a bucket.
+constexpr std::int64_t kLarge = 1 << 20;
+
 Dims at_origin(const Spec& spec) { return Dims(static_cast<std::size_t>(spec.mesh().ndim()), 0); }
 
 std::int64_t numel_of(const Dims& shape) {
@@ -132,7 +135,7 @@ void GradientBucket::reduce_alike(const std::vector<Member>& members) {
   static const std::string* op = new std::string("gradient");
   static const std::string* reason = new std::string("the gradients of a bucket are reduced together");
   const CommCause cause(*op, *reason, /*asked=*/true);
-  const Payload::Unreduced first = *payload_of(members[0].gradient).unreduced();
+  const Payload::Unreduced& first = *payload_of(members[0].gradient).unreduced();
   const auto mesh = payload_of(members[0].gradient).mesh;
   const c10::ScalarType sent = options_.reduce_dtype.value_or(scalar_type_of(first.spec.meta().dtype()));
   const std::int64_t parts = options_.scatter_dim ? first.spec.mesh().size(*options_.scatter_dim) : 1;
@@ -143,11 +146,12 @@ void GradientBucket::reduce_alike(const std::vector<Member>& members) {
 
   at::Tensor row;
   if (mesh->contains_me()) {
-    row = at::empty({1, room * parts}, first.local.options().dtype(sent));
     if (members.size() == 1 && !options_.scatter_dim && first.local.numel() == room && first.local.is_contiguous() &&
         first.local.scalar_type() == sent) {
-      row = first.local.view({1, -1});
+      // Where it lies, if nobody else has it.
+      row = std::exchange(payload_of(members[0].gradient).unreduced()->local, at::Tensor()).view({1, -1});
     } else {
+      row = at::empty({1, room * parts}, first.local.options().dtype(sent));
       std::int64_t at = 0;
       std::vector<std::int64_t> taken(members.size(), 0);
       Dims coordinate = *mesh->coordinate();
@@ -196,29 +200,35 @@ void GradientBucket::reduce_alike(const std::vector<Member>& members) {
 
 void make_buckets(const std::vector<at::Tensor>& leaves, std::int64_t bytes) {
   const auto group = std::make_shared<GradientBucket::Group>();
-  std::vector<at::Tensor> next;
-  std::int64_t size = 0;
-  const auto close = [&] {
-    if (next.empty()) return;
-    const auto bucket = std::make_shared<GradientBucket>(next, group);
+  const auto make = [&](const std::vector<at::Tensor>& together) {
+    if (together.empty()) return;
+    const auto bucket = std::make_shared<GradientBucket>(together, group);
     group->push_back(bucket);
-    for (const at::Tensor& leaf : next) {
+    for (const at::Tensor& leaf : together) {
       auto& traits = payload_of(leaf).traits;
       if (!traits) traits = std::make_shared<ParameterTraits>();
       traits->bucket = bucket;
     }
-    next.clear();
-    size = 0;
   };
+  std::vector<at::Tensor> next;
+  std::int64_t size = 0;
   for (auto leaf = leaves.rbegin(); leaf != leaves.rend(); ++leaf) {
     const Payload& payload = payload_of(*leaf);
     if (payload.traits && payload.traits->bucket) continue;
     const std::int64_t mine = payload.spec.local_bytes(at_origin(payload.spec));
-    if (size + mine > bytes) close();
+    if (mine >= std::min(kLarge, bytes)) {
+      make({*leaf});
+      continue;
+    }
+    if (size + mine > bytes) {
+      make(next);
+      next.clear();
+      size = 0;
+    }
     next.push_back(*leaf);
     size += mine;
   }
-  close();
+  make(next);
 }
 
 }  // namespace dtensor

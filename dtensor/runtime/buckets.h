@@ -42,8 +42,8 @@ class GradientBucket : public std::enable_shared_from_this<GradientBucket> {
   std::size_t arrived_ = 0;
 };
 
-// Buckets of at most so many bytes (one gradient may have more) for leaves in the order in which a backward pass comes
-// by them, the reverse of theirs. Without effect on leaves that have one already.
+// Buckets of at most so many bytes for leaves in the order in which a backward pass comes by them, the reverse of
+// theirs. Gradients of a megabyte and more have one each. Without effect on leaves that have one already.
 void make_buckets(const std::vector<at::Tensor>& leaves, std::int64_t bytes);
 
 }  // namespace dtensor

@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+
 #include "dtensor/comm/world.h"
 #include "dtensor/core/error.h"
 #include "dtensor/runtime/module.h"
+#include "dtensor/runtime/record.h"
 #include "dtensor/runtime/tensor.h"
 
 namespace dtensor {
@@ -134,6 +137,56 @@ std::string run_name(const ::testing::TestParamInfo<Run>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Meshes, Training, ::testing::ValuesIn(runs()), run_name);
+
+// Two matrices of over a megabyte; the gradient of the linear layer's is a transpose, the other's lies in order.
+struct LargeImpl : torch::nn::Module {
+  LargeImpl() {
+    matrix = register_parameter("matrix", numbers({400, 400}, 1).clone());
+    linear = register_module("linear", torch::nn::Linear(400, 400));
+    linear->to(at::kDouble);
+    const torch::NoGradGuard no_grad;
+    linear->weight.copy_(numbers({400, 400}, 2));
+    linear->bias.copy_(numbers({400}, 4));
+  }
+  at::Tensor forward(const at::Tensor& x) { return linear(x).pow(2).sum() + x.mm(matrix).pow(2).sum(); }
+  at::Tensor matrix;
+  torch::nn::Linear linear = nullptr;
+};
+TORCH_MODULE(Large);
+
+TEST(Buckets, LargeGradientsAreReducedByThemselves) {
+  const at::Tensor x = numbers({7, 400}, 3);
+  Large plain;
+  for (int pass = 0; pass < 2; ++pass) plain->forward(x).backward();
+  run_ranks(3, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"x"});
+    Large net;
+    distribute_module(net, mesh);
+    // Who keeps a gradient as it came keeps what it was.
+    at::Tensor kept, as_it_was;
+    net->matrix.register_hook([&](const at::Tensor& gradient) {
+      kept = DTensor(gradient).to_local();
+      as_it_was = kept.clone();
+    });
+    const DTensor input = distribute_tensor(x, mesh, {Shard(0)});
+    for (int pass = 0; pass < 2; ++pass) {
+      const at::Tensor loss = net->forward(input);
+      CommRecorder recorder;
+      loss.backward();
+      for (const auto& p : net->named_parameters()) static_cast<void>(DTensor(p.value().grad()).to_local());
+      const auto events = recorder.events();
+      const auto large = std::count_if(events.begin(), events.end(),
+                                       [](const CommEvent& e) { return e.op == "gradient" && e.bytes > 1'000'000; });
+      EXPECT_EQ(large, 2) << recorder.to_string();
+      EXPECT_EQ(events.size(), 3) << recorder.to_string();  // and the bias
+      EXPECT_TRUE(at::equal(kept, as_it_was));
+    }
+    for (const auto& p : plain->named_parameters()) {
+      const at::Tensor ours = DTensor(net->named_parameters()[p.key()].grad()).full_tensor();
+      EXPECT_TRUE(at::allclose(ours, p.value().grad(), 1e-12, 1e-12)) << p.key();
+    }
+  });
+}
 
 TEST(DistributeModule, RefusesWhatSharesMemory) {
   run_ranks(2, [](World& world) {
