@@ -205,6 +205,69 @@ const std::vector<Case>& cases() {
          return {at::cross_entropy_loss(t[0], other(integers({5}, 7)), weight, at::Reduction::Mean, 3),
                  at::cross_entropy_loss(t[0], other(integers({5}, 7)), weight, at::Reduction::Sum, 3)};
        }},
+      {"convolution",
+       {{2, 3, 7}, {4, 3, 3}, {4}},
+       [](T t, F) -> Tensors {
+         return {at::conv1d(t[0], t[1], t[2], 1, 1), at::conv1d(t[0], t[1], {}, 2, 2, 3)};
+       }},
+      {"convolution_of_less_than_windows",
+       {{2, 1, 3}, {2, 1, 5}, {2}},
+       [](T t, F) -> Tensors {
+         return {at::conv1d(t[0], t[1], t[2], 1, 4), at::conv1d(t[0], t[1], t[2], 4, 1)};
+       }},
+      {"convolution_in_steps",
+       {{1, 2, 9}, {2, 2, 1}},
+       [](T t, F) -> Tensors {
+         return {at::conv1d(t[0], t[1], {}, 4), at::conv1d(t[0], t[1], {}, 2, 3)};
+       }},
+      {"convolution_of_planes",
+       {{2, 2, 6, 5}, {4, 2, 3, 2}, {4}},
+       [](T t, F) -> Tensors {
+         return {at::conv2d(t[0], t[1], t[2], {2, 1}, {1, 0}, {1, 2})};
+       }},
+      {"convolution_in_groups",
+       {{1, 4, 5, 3}, {4, 2, 3, 3}, {4}},
+       [](T t, F) -> Tensors { return {at::conv2d(t[0], t[1], t[2], 1, 1, 1, 2)}; }},
+      {"convolution_of_boxes",
+       {{1, 2, 3, 4, 5}, {2, 2, 2, 2, 2}},
+       [](T t, F) -> Tensors {
+         return {at::conv3d(t[0], t[1], {}, {1, 2, 1}, {1, 0, 1})};
+       }},
+      {"max_pool",
+       {{2, 3, 7, 5}},
+       [](T t, F) -> Tensors {
+         return {at::max_pool2d(t[0], {3, 2}, {2, 1}, {1, 1}), at::max_pool2d(t[0], {2, 2}, {3, 2}, 0, {2, 1}, true),
+                 at::max_pool2d(t[0], 2)};
+       }},
+      {"max_pool_places",
+       {{3, 7, 5}},
+       [](T t, F) -> Tensors {
+         const at::Tensor lows = t[0].masked_fill(t[0].lt(0.5), -kInfinity), ties = (t[0] * 2).round();
+         const auto [v, i] = at::max_pool2d_with_indices(lows, {3, 2}, {2, 1}, {1, 1}, {2, 1});
+         const auto [w, j] = at::max_pool2d_with_indices(ties.to(at::kLong), {3, 3}, {1, 2}, {1, 1}, {1, 1}, true);
+         return {v, i, w, j};
+       },
+       false},
+      {"max_pool_of_boxes",
+       {{1, 2, 3, 4, 5}},
+       [](T t, F) -> Tensors {
+         return {at::max_pool3d(t[0], {2, 3, 2}, {1, 2, 2}, {1, 1, 0}, {1, 1, 2})};
+       }},
+      {"avg_pool",
+       {{2, 3, 7, 5}},
+       [](T t, F) -> Tensors {
+         return {at::avg_pool2d(t[0], {3, 2}, {2, 1}, {1, 1}),
+                 at::avg_pool2d(t[0], {3, 2}, {2, 2}, {1, 1}, true, false),
+                 at::avg_pool2d(t[0], {3, 3}, {2, 2}, {1, 1}, true), at::avg_pool2d(t[0], 2, {}, 0, false, true, 3)};
+       }},
+      {"avg_pool_of_boxes",
+       {{1, 2, 3, 4, 5}},
+       [](T t, F) -> Tensors {
+         return {at::avg_pool3d(t[0], {2, 3, 2}, {1, 2, 2}, {1, 1, 0}, true, false)};
+       }},
+      {"convolution_transposed",
+       {{2, 3, 7}, {3, 4, 3}, {4}},
+       [](T t, F) -> Tensors { return {at::conv_transpose1d(t[0], t[1], t[2], 2, 1, 1)}; }},
   };
   return table;
 }
@@ -600,6 +663,68 @@ TEST(AlgorithmBytes, AnEmbeddingWithACutVocabularySendsNothing) {
     EXPECT_EQ(DTensor(weight.grad()).placements(), Placements{Shard(0)});
     ASSERT_EQ(recorder.events().size(), 1) << recorder.to_string();
     EXPECT_EQ(recorder.events()[0].op, "redistribute");
+  });
+}
+
+// Each rank gets the row before its part and the row after it, if there is one, in one exchange; going back the rows of
+// the input again for the gradient of the weight, and what the neighbours add to its own.
+TEST(AlgorithmBytes, AConvolutionOverCutPlanesExchangesTheRowsBetween) {
+  constexpr std::int64_t kRow = 2 * 32 * 64 * 4;  // of a batch of 2 with 32 channels, in floats
+  run_ranks(kRanks, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {kRanks}, {"cp"});
+    at::Tensor x = distribute_tensor(numbers({2, 32, 86, 64}).to(at::kFloat), mesh, {Shard(2)}).requires_grad_(true);
+    at::Tensor weight =
+        distribute_tensor(numbers({32, 32, 3, 3}).to(at::kFloat), mesh, {Replicate()}).requires_grad_(true);
+    const std::int64_t neighbours = world.rank() == 0 || world.rank() == kRanks - 1 ? 1 : 2;
+    CommRecorder recorder;
+    const at::Tensor y = at::conv2d(x, weight, {}, 1, 1);
+    EXPECT_EQ(DTensor(y).placements(), Placements{Shard(2)});
+    ASSERT_EQ(recorder.events().size(), 1) << recorder.to_string();
+    const CommEvent event = recorder.events()[0];
+    EXPECT_EQ(event.collective, "exchange");
+    EXPECT_EQ(event.group, "cp");
+    EXPECT_EQ(event.ranks, kRanks);
+    EXPECT_EQ(event.bytes, neighbours * kRow);
+    EXPECT_EQ(event.op, "aten::convolution");
+    EXPECT_NE(event.reason.find("row convolution(2)"), std::string::npos) << event.reason;
+    recorder.clear();
+    const auto [gx, gw, gb] = at::convolution_backward(y.detach(), x.detach(), weight.detach(), c10::nullopt, {1, 1},
+                                                       {1, 1}, {1, 1}, false, {0, 0}, 1, {true, true, false});
+    EXPECT_EQ(DTensor(gx).placements(), Placements{Shard(2)});
+    EXPECT_EQ(DTensor(gw).placements(), Placements{Partial()});
+    ASSERT_EQ(recorder.events().size(), 2) << recorder.to_string();
+    for (const CommEvent& one : recorder.events()) EXPECT_EQ(one.bytes, neighbours * kRow) << recorder.to_string();
+    // Without a gradient of the weight nobody needs the input.
+    recorder.clear();
+    at::convolution_backward(y.detach(), x.detach(), weight.detach(), c10::nullopt, {1, 1}, {1, 1}, {1, 1}, false,
+                             {0, 0}, 1, {true, false, false});
+    EXPECT_EQ(recorder.events().size(), 1) << recorder.to_string();
+    // Windows of one element read nothing else.
+    recorder.clear();
+    at::conv2d(x, weight.narrow(2, 0, 1).narrow(3, 0, 1));
+    EXPECT_TRUE(recorder.events().empty()) << recorder.to_string();
+    const CommPolicyGuard forbidden(CommPolicy::kForbid);
+    const std::string error = error_of([&] { at::conv2d(x, weight, {}, 1, 1); });
+    EXPECT_NE(error.find("[aten::convolution] communication that the policy does not allow; got what overlaps of "
+                         "f32[2,32,86,64] @ 4(cp) : S(2), "),
+              std::string::npos)
+        << error;
+    EXPECT_TRUE(recorder.events().empty()) << recorder.to_string();
+  });
+}
+
+// Ranks of a 2x2 mesh that each hold a quarter of a plane: one exchange with all three others.
+TEST(AlgorithmBytes, AConvolutionOverPlanesCutBothWaysExchangesOnce) {
+  run_ranks(4, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"h", "w"});
+    const DTensor x = distribute_tensor(numbers({1, 32, 64, 48}), mesh, {Shard(2), Shard(3)});
+    const DTensor weight = distribute_tensor(numbers({2, 32, 3, 3}), mesh, {Replicate(), Replicate()});
+    CommRecorder recorder;
+    const DTensor y = at::conv2d(x, weight, {}, 1, 1);
+    EXPECT_EQ(y.placements(), (Placements{Shard(2), Shard(3)}));
+    ASSERT_EQ(recorder.events().size(), 1) << recorder.to_string();
+    EXPECT_EQ(recorder.bytes(), (33 * 25 - 32 * 24) * 32 * 8) << recorder.to_string();
+    EXPECT_EQ(recorder.events()[0].group, "h_w");
   });
 }
 
