@@ -129,6 +129,7 @@ class Chooser {
     way->compute = saturating_add(way->compute, merge_time(rows));
     way->new_partials = std::popcount(new_partials(rows));
     for (std::size_t k = 0; k < call_.outputs.size(); ++k) way->output_bytes += output_bytes(k, rows);
+    if (!way->decision.local.windows.empty()) way->halo_bytes = fetched(rows).bytes;
     return way;
   }
 
@@ -491,8 +492,12 @@ class Chooser {
     return saturating_add(once, once);
   }
 
-  // One exchange of what the windows over a part read beyond it; in a gradient a second one, back.
-  std::int64_t halo_time(const RowChoice& rows, const MeshDims& mesh_dims) const {
+  // What the windows over a part read beyond it.
+  struct Fetched {
+    std::int64_t bytes = 0;
+    std::int64_t messages = 0;
+  };
+  Fetched fetched(const RowChoice& rows) const {
     const std::size_t over = window_operand(*in_.rule, call_);
     const TensorMeta& meta = call_.operands[over]->meta();
     std::int64_t needed = local_bytes(meta, in_.in[over], rows), held = needed, peers = 1;
@@ -510,9 +515,15 @@ class Chooser {
       held = scaled(held, halo.held, part);
       peers *= halo.peers + 1;
     }
-    if (peers == 1) return 0;
-    const std::int64_t once = cost_.exchange(cost_.group(in_.mesh, mesh_dims), peers - 1, needed - held);
-    return over == 0 ? once : saturating_add(once, once);
+    return {needed - held, peers - 1};
+  }
+
+  // One exchange of it; in a gradient a second one, back.
+  std::int64_t halo_time(const RowChoice& rows, const MeshDims& mesh_dims) const {
+    const Fetched halo = fetched(rows);
+    if (halo.messages == 0) return 0;
+    const std::int64_t once = cost_.exchange(cost_.group(in_.mesh, mesh_dims), halo.messages, halo.bytes);
+    return window_operand(*in_.rule, call_) == 0 ? once : saturating_add(once, once);
   }
 
   std::int64_t bound_of(const RowChoice& rows) const {
@@ -564,6 +575,7 @@ std::string reason_of(const OpCall& call, const Scored& scored) {
       text += "; operand " + std::to_string(i) + " from " + call.operands[i]->to_string() + " to " + to->to_string();
     }
   }
+  if (scored.way.halo_bytes > 0) text += "; a halo of " + bytes_text(scored.way.halo_bytes);
   return text + "; " + time_text(scored.score.time);
 }
 

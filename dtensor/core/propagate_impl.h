@@ -85,6 +85,7 @@ struct Way {
   std::int64_t compute = 0;  // local work and what new Partials will cost
   std::int64_t new_partials = 0;
   std::int64_t output_bytes = 0;
+  std::int64_t halo_bytes = 0;  // that come to the rank that fetches most
 };
 
 // What ways are compared by, in this order (docs/rules.md).

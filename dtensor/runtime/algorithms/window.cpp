@@ -80,9 +80,12 @@ class Halo {
     return result;
   }
 
-  // It, with `fill` where it is padding.
+  // It, with `fill` where it is padding; a view of the part where that is all.
   at::Tensor fetched(const at::Tensor& part, const at::Scalar& fill) const {
-    const at::Tensor result = at::full(sizes(part), fill, part.options());
+    const bool padded = needed_[me_] != reads_;
+    if (most_ == 0 && !padded) return narrowed(part, reads_, held_[me_]);
+    const at::Tensor result =
+        padded ? at::full(sizes(part), fill, part.options()) : at::empty(sizes(part), part.options());
     std::vector<at::Tensor> sent;
     Sizes counts;
     std::vector<Region> from;
@@ -145,6 +148,7 @@ class Halo {
       reads_ = std::move(reads);
       outputs_ = std::move(all_made);
     }
+    most_ = std::max(most_, count(needed) - count(common(needed, held)));
     held_.push_back(std::move(held));
     needed_.push_back(std::move(needed));
   }
@@ -163,14 +167,10 @@ class Halo {
   // Nothing is sent where every rank has what it needs.
   std::vector<at::Tensor> moved(const std::vector<at::Tensor>& sent, const Sizes& counts,
                                 const at::Tensor& like) const {
-    std::int64_t most = 0;
-    for (std::size_t p = 0; p < pieces_.size(); ++p) {
-      most = std::max(most, count(needed_[p]) - count(common(needed_[p], held_[p])));
-    }
-    if (most > 0) {
+    if (most_ > 0) {
       std::int64_t others = like.element_size();
       for (std::int64_t d = 0; d < first_; ++d) others *= like.size(d);
-      return call_.exchanged(sent, counts, i_, most * others);
+      return call_.exchanged(sent, counts, i_, most_ * others);
     }
     std::vector<at::Tensor> result(sent.size(), at::empty({0}, like.options()));
     result[me_] = sent[me_].reshape({-1});
@@ -183,6 +183,7 @@ class Halo {
   const std::vector<Dims> pieces_;
   std::int64_t first_ = 0;  // of the last dims
   std::size_t me_ = 0;
+  std::int64_t most_ = 0;  // that a rank must fetch of a plane
   std::vector<bool> cut_;
   std::vector<Region> held_, needed_;  // by every one of the pieces' ranks
   Region reads_, outputs_;             // of this one
