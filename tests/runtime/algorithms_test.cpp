@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <sstream>
 
 #include "dtensor/comm/world.h"
 #include "dtensor/runtime/dispatch.h"
@@ -331,7 +332,12 @@ const Case& case_named(const std::string& name) {
   throw std::runtime_error("no case " + name);
 }
 
-void sweep_case(const Case& c, at::ScalarType type, double tolerance) {
+// What a case gives on whole tensors, and the gradients of its operands.
+struct Whole {
+  Tensors full, expected, gradients;
+};
+
+Whole run_whole(const Case& c, at::ScalarType type) {
   Tensors full, leaves;
   for (std::size_t i = 0; i < c.shapes.size(); ++i) {
     full.push_back(numbers(c.shapes[i], 0.3 + 1.7 * static_cast<double>(i)).to(type));
@@ -348,6 +354,11 @@ void sweep_case(const Case& c, at::ScalarType type, double tolerance) {
     for (const at::Tensor& leaf : leaves) gradients.push_back(leaf.grad());
   }
   for (at::Tensor& t : expected) t = t.detach();
+  return {full, expected, gradients};
+}
+
+void sweep_case(const Case& c, at::ScalarType type, double tolerance) {
+  const auto [full, expected, gradients] = run_whole(c, type);
   for (const Dims& shape : {Dims{2}, Dims{3}, Dims{4}, Dims{2, 2}}) {
     const std::vector<Spec> specs = specs_of(full[0], shape);
     run_ranks(Mesh::make(shape).size(), [&](World& world) {
@@ -550,6 +561,55 @@ TEST(AlgorithmEdges, HalosOfOtherTypesAndMemoryOrders) {
     expect_parts(out, at::avg_pool2d(x, 3, 2, 1), 1e-12, "out");
     EXPECT_EQ(DTensor(out).placements(), Placements{Shard(0)});
   });
+}
+
+// A convolution, drawn: one to three dims, any stride, padding and gaps that leave an output.
+Case random_convolution(sweep::Random& random) {
+  const std::int64_t ndim = 1 + random.below(3), groups = 1 + random.below(2);
+  std::vector<std::int64_t> x = {1 + random.below(3), 2 * groups}, w = {2 * groups, 2}, stride, padding, dilation;
+  for (std::int64_t d = 0; d < ndim; ++d) {
+    const std::int64_t kernel = 1 + random.below(4), gap = 1 + random.below(2), span = (kernel - 1) * gap + 1;
+    stride.push_back(1 + random.below(4));
+    dilation.push_back(gap);
+    padding.push_back(random.below(span + 1));
+    x.push_back(std::max<std::int64_t>(1, span - 2 * padding.back()) + random.below(ndim == 1 ? 9 : 4));
+    w.push_back(kernel);
+  }
+  std::ostringstream name;
+  const auto say = [&](const char* what, at::IntArrayRef numbers) { name << what << ' ' << numbers << ' '; };
+  say("convolution of", x);
+  say("weight", w);
+  say("stride", stride);
+  say("padding", padding);
+  say("dilation", dilation);
+  return {name.str(), {x, w, {w[0]}}, [=](const Tensors& t, const auto&) -> Tensors {
+            return {at::convolution(t[0], t[1], t[2], stride, padding, dilation, false, {0}, groups)};
+          }};
+}
+
+TEST(AlgorithmEdges, HalosOfAnyWindows) {
+  const std::vector<Dims> meshes = {{2}, {3}, {4}, {2, 2}, {3, 2}};
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    sweep::Random random(seed);
+    const Case c = random_convolution(random);
+    const Dims shape = random.pick(meshes);
+    const auto planes = static_cast<std::int64_t>(c.shapes[0].size()) - 2;
+    Placements placements;
+    for (std::size_t m = 0; m < shape.size(); ++m) {
+      placements.push_back(Shard(random.chance(4) ? 0 : 2 + random.below(planes)));
+    }
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Whole whole = run_whole(c, at::kDouble);
+    const TensorMeta meta(Dims(c.shapes[0].begin(), c.shapes[0].end()), DType::kF64);
+    const Spec spec = Spec::make(meta, Mesh::make(shape), placements);
+    run_ranks(Mesh::make(shape).size(), [&](World& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
+      const NoRuleGuard rules(NoRule::kRefuse);
+      const DecideGuard guard({.algorithms_first = true});
+      check(c, mesh, spec, whole.full, whole.expected, whole.gradients, 1e-9);
+      if (::testing::Test::HasFatalFailure()) throw std::runtime_error("a case failed");
+    });
+  }
 }
 
 // Each row of a sub-mesh has its own tensor, and talks to itself alone.

@@ -4,9 +4,9 @@ namespace dtensor::rules {
 namespace {
 
 // Convolution, pooling, padding, resampling: planes are whole (but for halos), batch and (mostly) channels may be cut.
-// The channels of
-// a convolution's result may be cut where they are not in groups and the weight is not transposed. Its input channels
-// are whole: kernels refuse to sum over none of them, and a rank that has none may still hold a part of the bias.
+// The channels of a convolution's result may be cut where they are not in groups and the weight is not transposed. Its
+// input channels are whole (`*`, so that no halo cuts them either): kernels refuse to sum over none of them, and a rank
+// that has none may still hold a part of the bias.
 constexpr RuleText kRows[] = {
     {"aten::_adaptive_avg_pool2d", "...HW->...HW", "linear(0)"},
     {"aten::_adaptive_avg_pool2d_backward", "...HW,...HW->...HW", "linear(0)"},
