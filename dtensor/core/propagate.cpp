@@ -129,6 +129,7 @@ class Chooser {
     way->compute = saturating_add(way->compute, merge_time(rows));
     way->new_partials = std::popcount(new_partials(rows));
     for (std::size_t k = 0; k < call_.outputs.size(); ++k) way->output_bytes += output_bytes(k, rows);
+    if (!way->decision.local.windows.empty()) way->halo_bytes = fetched(rows).bytes;
     return way;
   }
 
@@ -179,11 +180,11 @@ class Chooser {
   }
 
   // An algorithm that talks competes with moving the operands: it is for the search to choose.
-  bool merges(const Row& row) const { return row.algorithmic && in_.rule->algorithm->kind == Algorithm::Kind::kMerged; }
+  bool talks(const Row& row) const { return row.algorithmic && in_.rule->algorithm->kind != Algorithm::Kind::kLocated; }
 
   std::optional<std::uint16_t> fitting_row(std::size_t m) const {
     for (std::size_t r = 0; r < in_.rows.size(); ++r) {
-      bool all = !merges(in_.rows[r]);
+      bool all = !talks(in_.rows[r]);
       for (std::size_t i = 0; all && i < in_.num_operands; ++i) all = !call_.operands[i] || fits(in_.rows[r], i, m);
       if (all) return static_cast<std::uint16_t>(r);
     }
@@ -284,7 +285,7 @@ class Chooser {
   }
 
   bool algorithm_takes(const RowChoice& rows, const std::vector<DimLayout>& layouts) const {
-    if (!in_.rule->algorithm || !in_.rule->algorithm->plain) return true;
+    if (!in_.rule->algorithm || (!in_.rule->algorithm->plain && !in_.rule->window)) return true;
     return std::none_of(rows.begin(), rows.end(), [&](std::uint16_t index) {
       const Row& row = in_.rows[index];
       if (!row.algorithmic) return false;
@@ -317,6 +318,8 @@ class Chooser {
     DimLayouts dims;
     for (std::size_t d = 0; d < map.size(); ++d) {
       dims.push_back(map[d] == kWholeDim ? DimLayout{Factor{meta.shape()[d], {}}} : layouts[map[d]]);
+      // Cut alike on both sides of its windows, where it has other sizes: a halo's layouts are plain.
+      if (in_.rule->window && map[d] != kWholeDim && in_.algorithmic[map[d]]) dims.back()[0].size = meta.shape()[d];
     }
     if (current && current->dims() == dims && current->partials() == partials) return *current;
     return Spec::from_dims(meta, in_.mesh, dims, partials);
@@ -353,6 +356,9 @@ class Chooser {
       if (row.algorithmic) {
         local.algorithm = in_.rule->algorithm->name;
         local.algorithm_dims.push_back(static_cast<std::int64_t>(m));
+        if (local.windows.empty()) {
+          for (const Sliding& dim : in_.sliding) local.windows.push_back(dim.window);
+        }
       }
       if (row.once == Row::Once::kNo) continue;
       local.once.push_back(static_cast<std::int64_t>(m));
@@ -463,9 +469,10 @@ class Chooser {
   std::int64_t merge_time(const RowChoice& rows) const {
     MeshDims dims;
     for (std::size_t m = 0; m < ndim_; ++m) {
-      if (merges(in_.rows[rows[m]])) dims.push_back(static_cast<std::int64_t>(m));
+      if (talks(in_.rows[rows[m]])) dims.push_back(static_cast<std::int64_t>(m));
     }
     if (dims.empty()) return 0;
+    if (in_.rule->window) return halo_time(rows, dims);
     const auto is_merged = [&](std::int16_t letter) { return letter != kWholeDim && in_.algorithmic[letter]; };
     std::int64_t slice = 0;
     for (std::size_t i = 0; i < in_.num_operands; ++i) {
@@ -483,6 +490,40 @@ class Chooser {
     }
     const std::int64_t once = cost_.all_reduce(cost_.group(in_.mesh, dims), slice);
     return saturating_add(once, once);
+  }
+
+  // What the windows over a part read beyond it.
+  struct Fetched {
+    std::int64_t bytes = 0;
+    std::int64_t messages = 0;
+  };
+  Fetched fetched(const RowChoice& rows) const {
+    const std::size_t over = window_operand(*in_.rule, call_);
+    const TensorMeta& meta = call_.operands[over]->meta();
+    std::int64_t needed = local_bytes(meta, in_.in[over], rows), held = needed, peers = 1;
+    for (const Sliding& sliding : in_.sliding) {
+      SlidingDim dim{sliding.window, sliding.inputs, sliding.outputs, {}};
+      for (std::size_t m = 0; m < ndim_; ++m) {
+        if (in_.rows[rows[m]].letter == sliding.letter) {
+          dim.cuts.push_back({static_cast<std::int32_t>(m), in_.mesh.shape()[m]});
+        }
+      }
+      if (dim.cuts.empty()) continue;
+      const HaloNeed halo = halo_of(dim, in_.mesh);
+      const std::int64_t part = std::max<std::int64_t>(1, ceil_div(sliding.inputs, pieces(rows, sliding.letter)));
+      needed = scaled(needed, halo.needed, part);
+      held = scaled(held, halo.held, part);
+      peers *= halo.peers + 1;
+    }
+    return {needed - held, peers - 1};
+  }
+
+  // One exchange of it; in a gradient a second one, back.
+  std::int64_t halo_time(const RowChoice& rows, const MeshDims& mesh_dims) const {
+    const Fetched halo = fetched(rows);
+    if (halo.messages == 0) return 0;
+    const std::int64_t once = cost_.exchange(cost_.group(in_.mesh, mesh_dims), halo.messages, halo.bytes);
+    return window_operand(*in_.rule, call_) == 0 ? once : saturating_add(once, once);
   }
 
   std::int64_t bound_of(const RowChoice& rows) const {
@@ -534,6 +575,7 @@ std::string reason_of(const OpCall& call, const Scored& scored) {
       text += "; operand " + std::to_string(i) + " from " + call.operands[i]->to_string() + " to " + to->to_string();
     }
   }
+  if (scored.way.halo_bytes > 0) text += "; a halo of " + bytes_text(scored.way.halo_bytes);
   return text + "; " + time_text(scored.score.time);
 }
 
@@ -623,9 +665,15 @@ OrReason<Decision> explained(const OpRule& rule, const OpCall& call, const Decid
 
 OrReason<CallLetters> letters_of(const OpRule& rule, const OpCall& call) {
   static_assert(kNoLetter == kWholeDim && std::is_same_v<LetterMap, InlineVec<std::int16_t, 6>>);
-  auto instance = make_instance(rule, call);
+  const auto instance = make_instance(rule, call);
   if (!instance) return Reason{instance.reason()};
-  return CallLetters{std::move(instance->in), std::move(instance->out)};
+  CallLetters letters{instance->in, instance->out};
+  for (const Sliding& dim : instance->sliding) {  // of no one size
+    for (auto* maps : {&letters.operands, &letters.results}) {
+      for (LetterMap& map : *maps) std::replace(map.begin(), map.end(), dim.letter, kWholeDim);
+    }
+  }
+  return letters;
 }
 
 bool fits(const OpRule& rule, const OpCall& call) {

@@ -10,6 +10,7 @@
 #include "dtensor/core/op_call.h"
 #include "dtensor/core/plan.h"
 #include "dtensor/core/rule.h"
+#include "dtensor/core/window.h"
 
 namespace dtensor {
 
@@ -35,6 +36,7 @@ struct LocalWork {
   // operator itself needs whole.
   std::string algorithm;
   MeshDims algorithm_dims;
+  std::vector<Window> windows;  // of a halo: over the last dims
 
   bool is_same() const { return op.empty() && divide_by == 1 && !identity && once.empty() && algorithm.empty(); }
 };

@@ -27,6 +27,14 @@ struct Row {
   const Carry* carry = nullptr;
 };
 
+// A letter that windows slide over: its dim has another size on either side of them.
+struct Sliding {
+  std::int16_t letter;
+  Window window;
+  std::int64_t inputs;
+  std::int64_t outputs;
+};
+
 // A rule applied to the shapes and arguments of one call.
 struct Instance {
   const OpRule* rule;
@@ -37,6 +45,7 @@ struct Instance {
   InlineVec<std::int64_t, 8> letters;  // sizes
   InlineVec<std::string, 8> names;     // of the letters, for people
   InlineVec<bool, 8> algorithmic;      // per letter: only the rule's algorithm may cut it
+  std::vector<Sliding> sliding;        // the algorithmic letters of a halo, by dim
   std::vector<LetterMap> in;           // per operand
   std::vector<LetterMap> out;          // per output
   std::vector<Row> rows;               // the first: all replicated
@@ -55,6 +64,13 @@ OrReason<IndexPatterns> index_patterns(const OpRule& rule, const OpCall& call);
 
 OrReason<Instance> make_instance(const OpRule& rule, const OpCall& call);
 
+// The operand over which the windows of a halo slide.
+std::size_t window_operand(const OpRule& rule, const OpCall& call);
+// Of a tensor that is the kernel: its dims after the two of its channels; 0 where it is absent.
+std::int64_t kernel_ndim(const OpRule& rule, const OpCall& call);
+// The windows, one for each of so many last dims.
+std::vector<Window> windows_of(const OpRule& rule, const OpCall& call, std::size_t ndim);
+
 // The mesh of all operands; why not when they disagree or there is none.
 OrReason<Mesh> mesh_of(const OpCall& call);
 
@@ -69,6 +85,7 @@ struct Way {
   std::int64_t compute = 0;  // local work and what new Partials will cost
   std::int64_t new_partials = 0;
   std::int64_t output_bytes = 0;
+  std::int64_t halo_bytes = 0;  // that come to the rank that fetches most
 };
 
 // What ways are compared by, in this order (docs/rules.md).

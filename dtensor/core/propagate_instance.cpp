@@ -30,8 +30,8 @@ class Builder {
       : rule_(rule),
         call_(call),
         entries_(entries_of(call)),
-        result_{&rule, &call, form_of(call.name), mesh, call.operands.size(), {}, {}, {}, {}, {}, {}, false, 0, false} {
-  }
+        result_{&rule, &call, form_of(call.name), mesh, call.operands.size(), {}, {}, {}, {}, {}, {}, {}, false,
+                0,     false} {}
 
   OrReason<Instance> build() {
     if (const auto reason = match_operands()) return Reason{*reason};
@@ -44,6 +44,7 @@ class Builder {
     name_dims();
     make_letters();
     if (const auto reason = map_tensors()) return Reason{*reason};
+    if (rule_.window) find_sliding();
     settle_sizes();
     drop_unused();
     note_means();
@@ -82,7 +83,9 @@ class Builder {
     return std::nullopt;
   }
 
+  // How many dims @ stands for. The kernel of windows says it, too: a stride may be one number for all.
   std::int64_t group_size() const {
+    if (rule_.window && rule_.window->kernel_of) return kernel_ndim(rule_, call_);
     return rule_.group_arg ? static_cast<std::int64_t>(call_.constant(*rule_.group_arg).as_ints().size()) : 0;
   }
   // How many dims the tokens besides the ellipsis stand for; no value without an ellipsis.
@@ -168,7 +171,7 @@ class Builder {
       marked_of_dim_.push_back(letter == kWholeDim ? new_letter(std::to_string(d), true) : letter);
     }
     for (std::int64_t i = 0; i < group_size(); ++i) {
-      marked_of_group_.push_back(new_letter(std::to_string(ellipsis_ + i), true));
+      marked_of_group_.push_back(may_cut('@') ? new_letter(std::to_string(ellipsis_ + i), true) : kWholeDim);
     }
   }
 
@@ -283,8 +286,30 @@ class Builder {
     }
   }
 
+  // Windows slide from a tensor to what the first result has of its dims; in a gradient, the first operand.
+  void find_sliding() {
+    const std::size_t over = window_operand(rule_, call_);
+    if (over >= result_.num_operands || !call_.operands[over]) return;
+    const LetterMap& made = over == 0 ? result_.out[0] : result_.in[0];
+    const TensorMeta* shape = over == 0 ? (call_.outputs[0] ? &*call_.outputs[0] : nullptr)
+                                        : (call_.operands[0] ? &call_.operands[0]->meta() : nullptr);
+    const LetterMap& letters = result_.in[over];
+    for (std::size_t d = 0; d < letters.size(); ++d) {
+      if (letters[d] == kWholeDim || !result_.algorithmic[letters[d]]) continue;
+      const auto there = static_cast<std::size_t>(std::find(made.begin(), made.end(), letters[d]) - made.begin());
+      const std::int64_t outputs = shape && there < made.size() ? shape->shape()[there] : 0;
+      result_.names[letters[d]] = std::to_string(d);
+      result_.sliding.push_back({letters[d], {}, call_.operands[over]->meta().shape()[d], outputs});
+    }
+    const std::vector<Window> windows = windows_of(rule_, call_, result_.sliding.size());
+    for (std::size_t i = 0; i < windows.size(); ++i) result_.sliding[i].window = windows[i];
+  }
+
+  bool slides(std::int16_t letter) const { return rule_.window && result_.algorithmic[letter]; }
+
   // A letter has the size of the results' dim, else the largest. Where a tensor has size 1 instead it broadcasts: the
-  // letter is absent there (unless the row is `exact`). Any other size: the letter cannot be cut.
+  // letter is absent there (unless the row is `exact`). Any other size: the letter cannot be cut, unless windows slide
+  // over it.
   void settle_sizes() {
     InlineVec<bool, 8> in_output(result_.letters.size(), false);
     for_each_dim([&](std::int16_t letter, std::int64_t size, bool output) {
@@ -296,13 +321,14 @@ class Builder {
     InlineVec<bool, 8> read(result_.letters.size(), false);
     for_each_dim([&](std::int16_t letter, std::int64_t size, bool output) {
       if (letter == kWholeDim) return;
-      if (size == result_.letters[letter])
+      if (size == result_.letters[letter] || slides(letter))
         read[letter] = read[letter] || !output;
       else if (size != 1 || rule_.exact)
         whole[letter] = true;
     });
     for_each_dim([&](std::int16_t& letter, std::int64_t size, bool) {
-      if (letter != kWholeDim && (whole[letter] || !read[letter] || size != result_.letters[letter])) {
+      if (letter != kWholeDim && !slides(letter) &&
+          (whole[letter] || !read[letter] || size != result_.letters[letter])) {
         letter = kWholeDim;
       }
     });
@@ -399,7 +425,7 @@ class Builder {
     row.algorithmic = true;
     for (std::size_t k = 0; k < row.out.size(); ++k) {
       const bool lacks = call_.outputs[k] && !has_letter(result_.out[k], letter);
-      if (lacks && rule_.algorithm->kind == Algorithm::Kind::kLocated) row.out[k] = ReduceOp::kSum;
+      if (lacks && rule_.algorithm->kind != Algorithm::Kind::kMerged) row.out[k] = ReduceOp::kSum;
     }
     if (can_reduce_outputs(row)) result_.rows.push_back(std::move(row));
   }

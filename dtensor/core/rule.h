@@ -27,7 +27,7 @@ struct DimToken {
     kLetter,    // a: may be cut
     kWhole,     // A: may not be cut
     kEllipsis,  // ...: any number of dims, aligned at the end, size 1 broadcasts
-    kGroup,     // @: as many whole dims as the argument of group() has entries
+    kGroup,     // @: as many whole dims as the argument of group() has entries, or the tensor of kernel_of
     kRest,      // ~: the ellipsis without the dims of dims(), or with size 1 there (keepdim)
     kStacked,   // ^: the ellipsis with a new whole dim at dims()
     kAny,       // *: any number of whole dims
@@ -47,10 +47,22 @@ struct Algorithm {
   enum class Kind : std::uint8_t {
     kMerged,   // it talks by itself: results that lack the dim come out reduced
     kLocated,  // its kernel knows where in the whole its part lies: results that lack the dim are sums
+    kHalo,     // it fetches what windows over its part read; results that lack the dim are sums
   };
   std::string name;
   Kind kind = Kind::kMerged;
-  bool plain = false;  // only where every rank holds one run of the dim
+  bool plain = false;  // only where every rank holds one run of the dim; so every halo
+};
+
+// Where a call says which windows slide over the last dims of a tensor: tensor arguments counted from 0, others by
+// their position in the schema. A list of one number holds for every dim; without a stride it is the kernel.
+struct WindowArgs {
+  std::optional<std::size_t> over;       // the tensor
+  std::optional<std::size_t> kernel_of;  // a tensor whose last dims are the kernel's
+  std::optional<std::size_t> kernel;
+  std::optional<std::size_t> stride;
+  std::optional<std::size_t> padding;
+  std::optional<std::size_t> dilation;
 };
 
 // How a Partial passes through an operator when these operands carry it and the others are replicated.
@@ -114,7 +126,7 @@ enum class RuleKind : std::uint8_t {
 struct OnlyIf {
   std::size_t arg = 0;
   std::int64_t value = 0;
-  std::string letters;
+  std::string letters;  // and `@`, of marked tensors
 };
 
 // An argument that counts along a dim of operand 0: the local call gets its share.
@@ -155,6 +167,7 @@ struct OpRule {
   bool indexed = false;     // a list of optional index tensors says which dims of operand 0 are looked up
   bool exact = false;       // size 1 does not broadcast
   std::optional<Algorithm> algorithm;
+  std::optional<WindowArgs> window;  // of a halo
   bool may_move = false;  // of a view: where it has no free form the operand is redistributed, and the result a copy
   std::map<std::size_t, KeyUse> key;
 };

@@ -69,8 +69,8 @@ constexpr std::pair<std::string_view, KeyUse> kKeyList[] = {
     {"sign", KeyUse::kSign},   {"presence", KeyUse::kPresence}, {"nothing", KeyUse::kNothing}};
 constexpr Names<KeyUse> kKeys(kKeyList);
 
-constexpr std::pair<std::string_view, Algorithm::Kind> kAlgorithmList[] = {{"merged", Algorithm::Kind::kMerged},
-                                                                           {"located", Algorithm::Kind::kLocated}};
+constexpr std::pair<std::string_view, Algorithm::Kind> kAlgorithmList[] = {
+    {"merged", Algorithm::Kind::kMerged}, {"located", Algorithm::Kind::kLocated}, {"halo", Algorithm::Kind::kHalo}};
 constexpr Names<Algorithm::Kind> kAlgorithms(kAlgorithmList);
 
 // The words that name one static argument, in the order in which they print.
@@ -79,6 +79,13 @@ constexpr std::pair<std::string_view, std::optional<std::size_t> OpRule::*> kArg
     {"size", &OpRule::size_arg}, {"whole_if", &OpRule::whole_if_arg}, {"pads", &OpRule::pads_arg},
 };
 constexpr Names<std::optional<std::size_t> OpRule::*> kArgWords(kArgWordList);
+
+// What window() says, in the order in which it prints.
+constexpr std::pair<std::string_view, std::optional<std::size_t> WindowArgs::*> kWindowList[] = {
+    {"over", &WindowArgs::over},     {"kernel_of", &WindowArgs::kernel_of}, {"kernel", &WindowArgs::kernel},
+    {"stride", &WindowArgs::stride}, {"padding", &WindowArgs::padding},     {"dilation", &WindowArgs::dilation},
+};
+constexpr Names<std::optional<std::size_t> WindowArgs::*> kWindowWords(kWindowList);
 
 constexpr std::pair<std::string_view, bool OpRule::*> kFlagList[] = {{"move", &OpRule::may_move},
                                                                      {"exact", &OpRule::exact},
@@ -164,6 +171,24 @@ Carry parse_carry(Scanner& scanner, Carry::Kind kind) {
   return carry;
 }
 
+WindowArgs parse_window(Scanner& scanner) {
+  WindowArgs window;
+  do {
+    const auto member = expect_name(scanner, kWindowWords);
+    scanner.expect(":");
+    window.*member = static_cast<std::size_t>(scanner.size());
+  } while (scanner.take(","));
+  return window;
+}
+
+std::string print_window(const WindowArgs& window) {
+  std::string text;
+  for (const auto& [word, member] : kWindowWords) {
+    if (window.*member) text += (text.empty() ? "" : ",") + std::string(word) + ":" + std::to_string(*(window.*member));
+  }
+  return text;
+}
+
 // The words in brackets after a name; false when the word is not known.
 bool parse_word(OpRule& rule, Scanner& scanner, std::string_view word) {
   if (const auto* kind = find(kCarries, word)) {
@@ -177,6 +202,8 @@ bool parse_word(OpRule& rule, Scanner& scanner, std::string_view word) {
       if (scanner.name() != "plain") scanner.fail_here("no such word");
       rule.algorithm->plain = true;
     }
+  } else if (word == "window") {
+    rule.window = parse_window(scanner);
   } else if (word == "view") {
     rule.kind = RuleKind::kView;
     rule.view = expect_name(scanner, kViews);
@@ -200,6 +227,7 @@ bool parse_word(OpRule& rule, Scanner& scanner, std::string_view word) {
     condition.value = scanner.size();
     scanner.expect(":");
     condition.letters = scanner.name();
+    if (scanner.take("@")) condition.letters += '@';
     rule.only_if.push_back(std::move(condition));
   } else if (word == "scaled") {
     ScaledArg scaled;
@@ -261,6 +289,17 @@ void check(const RuleText& text, const OpRule& rule) {
   const auto marked = [](const TensorPattern& tensor) { return tensor.marked; };
   const bool marks = std::any_of(rule.inputs.begin(), rule.inputs.end(), marked);
   if (marks != rule.algorithm.has_value()) refuse(text, "# and an algorithm need each other");
+  const bool halo = rule.algorithm && rule.algorithm->kind == Algorithm::Kind::kHalo;
+  if (halo != rule.window.has_value()) refuse(text, "a halo and its window need each other");
+  if (!rule.window) return;
+  const WindowArgs& window = *rule.window;
+  const auto known = [&](const std::optional<std::size_t>& operand) {
+    return operand && *operand < rule.inputs.size();
+  };
+  if (!known(window.over) || !rule.inputs[*window.over].marked ||
+      (window.kernel ? window.kernel_of.has_value() : !known(window.kernel_of))) {
+    refuse(text, "a window says no # operand that it is over, or not one kernel");
+  }
 }
 
 }  // namespace
@@ -316,6 +355,7 @@ std::string to_string(const OpRule& rule) {
     add_call(name_of(kAlgorithms, rule.algorithm->kind),
              rule.algorithm->name + (rule.algorithm->plain ? ":plain" : ""));
   }
+  if (rule.window) add_call("window", print_window(*rule.window));
   for (const Carry& carry : rule.carries) add(to_string(carry));
   for (const auto& [arg, use] : rule.key) {
     add_call("key", std::to_string(arg) + ":" + std::string(name_of(kKeys, use)));

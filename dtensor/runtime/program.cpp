@@ -1,21 +1,9 @@
 #include "dtensor/comm/world.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/program_impl.h"
+#include "dtensor/runtime/record.h"
 
 namespace dtensor {
-namespace {
-
-std::string name_of(const Mesh& mesh, const MeshDims& dims) {
-  if (dims.empty()) return "meshes";
-  std::string name;
-  for (const std::int64_t m : dims) {
-    if (!name.empty()) name += '_';
-    name += mesh.names().empty() ? std::to_string(m) : mesh.names()[static_cast<std::size_t>(m)];
-  }
-  return name;
-}
-
-}  // namespace
 
 std::shared_ptr<const Program> ProgramCache::find_or_make(const DeviceMesh& mesh, const Plan& plan) {
   const std::lock_guard lock(mutex_);
@@ -33,7 +21,7 @@ std::shared_ptr<const Program> ProgramCache::find_or_make(const DeviceMesh& mesh
     Program::Part part{std::move(step), nullptr, {}};
     const Step& planned = plan.steps()[part.step.index];
     if (!part.step.ranks.empty() && part.step.kind != StepKind::kBroadcast) {
-      part.group = group_of(mesh, part.step.ranks, name_of(planned.before.mesh(), planned.mesh_dims));
+      part.group = group_of(mesh, part.step.ranks, group_name(planned.before.mesh(), planned.mesh_dims));
     }
     for (const ScheduledBroadcast& broadcast : part.step.broadcasts) {
       part.broadcast_groups.push_back(group_of(mesh, broadcast.ranks, "broadcast"));

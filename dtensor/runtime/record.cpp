@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <functional>
 #include <mutex>
 #include <utility>
 
@@ -61,24 +62,41 @@ thread_local const std::string* cause_op = nullptr;
 thread_local const std::string* cause_reason = nullptr;
 thread_local bool cause_asked = false;
 
-std::string group_name(const Step& step) {
-  if (step.mesh_dims.empty()) return "meshes";
-  const auto& names = step.before.mesh().names();
+std::int64_t group_size(const Mesh& mesh, const MeshDims& mesh_dims) {
+  std::int64_t size = 1;
+  for (const std::int64_t m : mesh_dims) size *= mesh.shape()[m];
+  return size;
+}
+
+void apply_policy(const Watch& watch, const std::function<std::string()>& what) {
+  if (!cause_op || cause_asked || watch.policy == CommPolicy::kAllow) return;
+  const Complaint complaint{.what = "communication that the policy does not allow",
+                            .got = what(),
+                            .expected = "operands that need not be moved: " + *cause_reason,
+                            .advice = "redistribute, where it is meant"};
+  if (watch.policy == CommPolicy::kForbid) fail_invalid(*cause_op, complaint);
+  TORCH_WARN("dtensor: ", format_complaint(*cause_op, complaint));
+}
+
+void write_down(const Watch& watch, StepKind kind, const Mesh& mesh, const MeshDims& mesh_dims, std::int64_t bytes) {
+  for (const auto& log : watch.logs) {
+    log->add({std::string(to_string(kind)), group_name(mesh, mesh_dims), group_size(mesh, mesh_dims), bytes,
+              cause_op ? *cause_op : "redistribute", cause_reason ? *cause_reason : "asked for"});
+  }
+}
+
+}  // namespace
+
+std::string group_name(const Mesh& mesh, const MeshDims& mesh_dims) {
+  if (mesh_dims.empty()) return "meshes";
+  const auto& names = mesh.names();
   std::string name;
-  for (const std::int64_t m : step.mesh_dims) {
+  for (const std::int64_t m : mesh_dims) {
     if (!name.empty()) name += '_';
     name += names.empty() ? std::to_string(m) : names[static_cast<std::size_t>(m)];
   }
   return name;
 }
-
-std::int64_t group_size(const Step& step) {
-  std::int64_t size = 1;
-  for (const std::int64_t m : step.mesh_dims) size *= step.before.mesh().shape()[m];
-  return size;
-}
-
-}  // namespace
 
 CommRecorder::CommRecorder() : log_(std::make_shared<CommLog>()), guard_(watch_kind(), with_log(log_)) {}
 std::vector<CommEvent> CommRecorder::events() const { return log_->events(); }
@@ -116,21 +134,17 @@ bool communication_is_watched() { return current() != nullptr; }
 void watch_communication(const Plan& plan, const std::vector<std::pair<const Step*, std::int64_t>>& steps) {
   const Watch* watch = current();
   if (!watch || steps.empty()) return;
-  if (cause_op && !cause_asked && watch->policy != CommPolicy::kAllow) {
-    const Complaint complaint{.what = "communication that the policy does not allow",
-                              .got = "from " + plan.from().to_string() + " to " + plan.to().to_string() + ", " +
-                                     bytes_text(plan.received().max),
-                              .expected = "operands that need not be moved: " + *cause_reason,
-                              .advice = "redistribute, where it is meant"};
-    if (watch->policy == CommPolicy::kForbid) fail_invalid(*cause_op, complaint);
-    TORCH_WARN("dtensor: ", format_complaint(*cause_op, complaint));
-  }
-  for (const auto& [step, bytes] : steps) {
-    for (const auto& log : watch->logs) {
-      log->add({std::string(to_string(step->kind)), group_name(*step), group_size(*step), bytes,
-                cause_op ? *cause_op : "redistribute", cause_reason ? *cause_reason : "asked for"});
-    }
-  }
+  apply_policy(*watch, [&] {
+    return "from " + plan.from().to_string() + " to " + plan.to().to_string() + ", " + bytes_text(plan.received().max);
+  });
+  for (const auto& [step, bytes] : steps) write_down(*watch, step->kind, step->before.mesh(), step->mesh_dims, bytes);
+}
+
+void watch_exchange(const Spec& spec, const MeshDims& mesh_dims, std::int64_t bytes, std::int64_t most) {
+  const Watch* watch = current();
+  if (!watch) return;
+  apply_policy(*watch, [&] { return "what overlaps of " + spec.to_string() + ", " + bytes_text(most); });
+  write_down(*watch, StepKind::kExchange, spec.mesh(), mesh_dims, bytes);
 }
 
 }  // namespace dtensor

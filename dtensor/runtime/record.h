@@ -68,8 +68,14 @@ class CommCause {
   bool asked_before_;
 };
 
+// `dp_tp`; `meshes` where there are no mesh dims.
+std::string group_name(const Mesh& mesh, const MeshDims& mesh_dims);
+
 // Applies the policy to a plan that is about to be played, and records it. bytes: what each step brings this rank.
 bool communication_is_watched();
 void watch_communication(const Plan& plan, const std::vector<std::pair<const Step*, std::int64_t>>& steps);
+// The same of an exchange over mesh dims that is no plan's: the parts of `spec` to others that overlap. most: the bytes
+// that come to the rank that gets most.
+void watch_exchange(const Spec& spec, const MeshDims& mesh_dims, std::int64_t bytes, std::int64_t most);
 
 }  // namespace dtensor

@@ -295,6 +295,79 @@ TEST(Propagate, AlgorithmsCompeteByCost) {
             "S(1) -> S(1); cumsum over 0");
 }
 
+// What is sorted must be whole, and so another dim is cut; all is gathered only where there is none.
+TEST(Propagate, SortsMoveTheCutToAnotherDim) {
+  const auto in = [](const char* name, const char* x, std::vector<Arg> more, const char* values, const char* places) {
+    std::vector<Arg> args = {x};
+    args.insert(args.end(), more.begin(), more.end());
+    return decided(name, args, {values, places});
+  };
+  const char *x = "f32[1024,512] @ 4(x) : S(1)", *all = "f32[1024,512]", *places = "i64[1024,512]";
+  const char *row = "f32[1024]", *row_places = "i64[1024]";
+  const std::string moved = "S(1)>S(0) -> S(0) | S(0)";
+  EXPECT_EQ(in("aten::sort", x, {i(1), flag(false)}, all, places), moved);
+  EXPECT_EQ(in("aten::sort", x, {i(-1), flag(false)}, all, places), moved);
+  EXPECT_EQ(in("aten::sort.stable", x, {flag(true), i(1), flag(false)}, all, places), moved);
+  EXPECT_EQ(in("aten::kthvalue", x, {i(3), i(1), flag(false)}, row, row_places), moved);
+  EXPECT_EQ(in("aten::median.dim", x, {i(1), flag(false)}, row, row_places), moved);
+  EXPECT_EQ(in("aten::nanmedian.dim", x, {i(1), flag(false)}, row, row_places), moved);
+  EXPECT_EQ(in("aten::mode", x, {i(1), flag(false)}, row, row_places), moved);
+  // As it lies along another dim.
+  EXPECT_EQ(in("aten::sort", x, {i(0), flag(false)}, all, places), "S(1) -> S(1) | S(1)");
+  EXPECT_EQ(in("aten::sort", "f32[1024,512] @ 2x2(a,b) : S(0),S(1)", {i(1), flag(false)}, all, places),
+            "S(0),S(1)>S(0),S(0) -> S(0),S(0) | S(0),S(0)");
+  // Few of many are merged.
+  EXPECT_EQ(in("aten::topk", "f32[512,32768] @ 4(x) : S(1)", {i(8), i(1), flag(true), flag(true)}, "f32[512,8]",
+               "i64[512,8]"),
+            "S(1) -> R | R; topk over 0");
+  // There is no other dim.
+  EXPECT_EQ(in("aten::sort", "f32[65536] @ 4(x) : S(0)", {i(0), flag(false)}, "f32[65536]", "i64[65536]"),
+            "S(0)>R -> R | R");
+  EXPECT_EQ(decided("aten::median", {x}, {"f32[]"}), "S(1)>R -> R");
+}
+
+TEST(Propagate, ConvolutionsOverCutDimsFetchWhatTheirWindowsRead) {
+  const auto forward = [](const char* x, const char* weight, const char* out, Dims stride = {1, 1},
+                          bool transposed = false) {
+    return decided("aten::convolution",
+                   {x, weight, Absent{}, ints(std::move(stride)), ints({1, 1}), ints({1, 1}), flag(transposed),
+                    ints({0, 0}), i(1)},
+                   {out});
+  };
+  const char* weight = "f32[16,16,3,3] @ 4(x) : R";
+  EXPECT_EQ(forward("f32[8,16,64,64] @ 4(x) : S(2)", weight, "f32[8,16,64,64]"),
+            "S(2) | R -> S(2); convolution over 0");
+  EXPECT_EQ(forward("f32[8,16,64,64] @ 4(x) : S(3)", weight, "f32[8,16,32,32]", {2, 2}),
+            "S(3) | R -> S(3); convolution over 0");
+  // As it lies, where it can be.
+  EXPECT_EQ(forward("f32[8,16,64,64] @ 4(x) : S(0)", weight, "f32[8,16,64,64]"), "S(0) | R -> S(0)");
+  EXPECT_EQ(forward("f32[8,16,64,64] @ 2x2(a,b) : S(0),S(2)", "f32[16,16,3,3] @ 2x2(a,b) : R,R", "f32[8,16,64,64]"),
+            "S(0),S(2) | R,R -> S(0),S(2); convolution over 1");
+  EXPECT_EQ(forward("f32[8,16,64,64] @ 2x2(a,b) : R,S(2)", "f32[16,16,3,3] @ 2x2(a,b) : S(0),R", "f32[8,16,64,64]"),
+            "R,S(2) | S(0),R -> S(1),S(2); convolution over 1");
+  EXPECT_EQ(forward("f32[8,16,64,64] @ 2x2(a,b) : S(3),S(2)", "f32[16,16,3,3] @ 2x2(a,b) : R,R", "f32[8,16,64,64]"),
+            "S(3),S(2) | R,R -> S(3),S(2); convolution over 0,1");
+  EXPECT_EQ(forward("f32[8,16,64,64] @ 2x2(a,b) : S(2)[1],S(2)[0]", "f32[16,16,3,3] @ 2x2(a,b) : R,R",
+                    "f32[8,16,32,32]", {2, 2}),
+            "S(2)[1],S(2)[0] | R,R -> S(2)[1],S(2)[0]; convolution over 0,1");
+  EXPECT_EQ(forward("f32[8,16,64,64] @ 2x2(a,b) : P,S(2)", "f32[16,16,3,3] @ 2x2(a,b) : R,R", "f32[8,16,64,64]"),
+            "P(sum),S(2) | R,R -> P(sum),S(2); convolution over 1");
+  // One run on every rank, or not at all; no windows slide over what is transposed.
+  EXPECT_EQ(forward("f32[8,16,(2*32),64] @ 4(x) : S(2.1)", weight, "f32[8,16,64,64]"), "S(2.1)>S(0) | R -> S(0)");
+  EXPECT_EQ(forward("f32[8,16,64,64] @ 4(x) : S(2)", weight, "f32[8,16,64,64]", {1, 1}, true), "S(2)>S(0) | R -> S(0)");
+  // Rows that are as wide as what they read of others are moved instead.
+  EXPECT_EQ(forward("f32[512,1024,1,8] @ 8(x) : S(3)", "f32[16,1024,3,129] @ 8(x) : R", "f32[512,16,1,8]"),
+            "S(3)>S(0) | R -> S(0)");
+  // The gradients of weight and bias are sums.
+  EXPECT_EQ(decided("aten::convolution_backward",
+                    {"f32[8,16,32,32] @ 2x2(a,b) : S(0),S(2)", "f32[8,16,64,64] @ 2x2(a,b) : S(0),S(2)",
+                     "f32[16,16,3,3] @ 2x2(a,b) : R,R", ints({16}), ints({2, 2}), ints({1, 1}), ints({1, 1}),
+                     flag(false), ints({0, 0}), i(1), ints({1, 1, 1})},
+                    {"f32[8,16,64,64]", "f32[16,16,3,3]", "f32[16]"}),
+            "S(0),S(2) | S(0),S(2) | R,R -> S(0),S(2) | P(sum),P(sum) | P(sum),P(sum); empty gives sum; "
+            "convolution_backward over 1");
+}
+
 TEST(Propagate, LossesOfCutClassesAndBatches) {
   const auto nll = [](const char* x, const char* target, std::int64_t reduction, const char* out) {
     return decided("aten::nll_loss_forward", {x, target, Absent{}, i(reduction), i(-100)}, {out, "f32[]"});

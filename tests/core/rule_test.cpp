@@ -90,6 +90,18 @@ TEST(Rule, RefusesWhatItCannotRead) {
                "in docs/rules.md");
   EXPECT_ERROR(parse_rule({"aten::x", "#m->m", ""}), kInvalidArgument,
                "[rule] # and an algorithm need each other; got aten::x: #m->m ; expected a row as in docs/rules.md");
+  EXPECT_ERROR(parse_rule({"aten::x", "#M->#M", "halo(x)"}), kInvalidArgument,
+               "[rule] a halo and its window need each other; got aten::x: #M->#M halo(x); expected a row as in "
+               "docs/rules.md");
+  for (const char* window : {"window(kernel:1)", "window(over:1,kernel:1)", "window(over:0)",
+                             "window(over:0,kernel:1,kernel_of:0)", "window(over:0,kernel_of:2)"}) {
+    const std::string words = "halo(x) " + std::string(window);
+    EXPECT_ERROR(parse_rule({"aten::x", "#M,M->#M", words}), kInvalidArgument,
+                 "[rule] a window says no # operand that it is over, or not one kernel; got aten::x: #M,M->#M " +
+                     words + "; expected a row as in docs/rules.md");
+  }
+  EXPECT_ERROR(parse_rule({"aten::x", "#M->#M", "halo(x) window(width:1)"}), kInvalidArgument,
+               "[rule] no such word at column 21; got 'halo(x) window(width:1)'; expected a row as in docs/rules.md");
   EXPECT_ERROR(parse_rule({"aten::x", "", ""}), kInvalidArgument,
                "[rule] a row has no pattern; got aten::x:  ; expected a row as in docs/rules.md");
   EXPECT_ERROR(parse_rule({"aten::x", "m->m", "linaer(0)"}), kInvalidArgument,

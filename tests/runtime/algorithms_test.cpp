@@ -1,25 +1,24 @@
 // Operators over cut dims by algorithms with small communication: forward and backward against the same on whole
-// tensors, for every layout that an algorithm takes; and how little they send.
+// tensors, for every layout that an algorithm takes.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
+#include <sstream>
 
 #include "dtensor/comm/world.h"
-#include "dtensor/core/boxes.h"
 #include "dtensor/runtime/dispatch.h"
-#include "dtensor/runtime/explain.h"
 #include "dtensor/runtime/payload.h"
-#include "dtensor/runtime/record.h"
-#include "dtensor/runtime/tensor.h"
-#include "tests/core/sweep.h"
-#include "tests/runtime/helpers.h"
+#include "tests/runtime/compare.h"
 
 namespace dtensor {
 namespace {
 
 using testing::error_of;
+using testing::expect_parts;
+using testing::integers;
 using testing::numbers;
+using testing::part_of;
 using Tensors = std::vector<at::Tensor>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -32,12 +31,6 @@ struct Case {
   std::function<Tensors(const Tensors&, const std::function<at::Tensor(const at::Tensor&)>& other)> run;
   bool differentiable = true;
 };
-
-at::Tensor integers(at::IntArrayRef sizes, std::int64_t below) {
-  std::int64_t n = 1;
-  for (const std::int64_t size : sizes) n *= size;
-  return at::arange(n, at::kLong).mul(7).add(3).remainder(below).view(sizes);
-}
 
 // The values, and where they were found; places of ties in a topk are free, so the elements there are compared.
 Tensors picked(const at::Tensor& x, const std::tuple<at::Tensor, at::Tensor>& found, std::int64_t dim) {
@@ -205,34 +198,79 @@ const std::vector<Case>& cases() {
          return {at::cross_entropy_loss(t[0], other(integers({5}, 7)), weight, at::Reduction::Mean, 3),
                  at::cross_entropy_loss(t[0], other(integers({5}, 7)), weight, at::Reduction::Sum, 3)};
        }},
+      {"convolution",
+       {{2, 3, 7}, {4, 3, 3}, {4}},
+       [](T t, F) -> Tensors {
+         return {at::conv1d(t[0], t[1], t[2], 1, 1), at::conv1d(t[0], t[1], {}, 2, 2, 3)};
+       }},
+      {"convolution_of_less_than_windows",
+       {{2, 1, 3}, {2, 1, 5}, {2}},
+       [](T t, F) -> Tensors {
+         return {at::conv1d(t[0], t[1], t[2], 1, 4), at::conv1d(t[0], t[1], t[2], 4, 1)};
+       }},
+      {"convolution_in_steps",
+       {{1, 2, 9}, {2, 2, 1}},
+       [](T t, F) -> Tensors {
+         return {at::conv1d(t[0], t[1], {}, 4), at::conv1d(t[0], t[1], {}, 2, 3)};
+       }},
+      {"convolution_of_planes",
+       {{2, 2, 6, 5}, {4, 2, 3, 2}, {4}},
+       [](T t, F) -> Tensors {
+         return {at::conv2d(t[0], t[1], t[2], {2, 1}, {1, 0}, {1, 2})};
+       }},
+      {"convolution_in_groups",
+       {{1, 4, 5, 3}, {4, 2, 3, 3}, {4}},
+       [](T t, F) -> Tensors { return {at::conv2d(t[0], t[1], t[2], 1, 1, 1, 2)}; }},
+      {"convolution_of_boxes",
+       {{1, 2, 3, 4, 5}, {2, 2, 2, 2, 2}},
+       [](T t, F) -> Tensors {
+         return {at::conv3d(t[0], t[1], {}, {1, 2, 1}, {1, 0, 1})};
+       }},
+      {"max_pool",
+       {{2, 3, 7, 5}},
+       [](T t, F) -> Tensors {
+         return {at::max_pool2d(t[0], {3, 2}, {2, 1}, {1, 1}), at::max_pool2d(t[0], {2, 2}, {3, 2}, 0, {2, 1}, true),
+                 at::max_pool2d(t[0], 2)};
+       }},
+      {"max_pool_places",
+       {{3, 7, 5}},
+       [](T t, F) -> Tensors {
+         const at::Tensor lows = t[0].masked_fill(t[0].lt(0.5), -kInfinity), ties = (t[0] * 2).round();
+         const auto [v, i] = at::max_pool2d_with_indices(lows, {3, 2}, {2, 1}, {1, 1}, {2, 1});
+         const bool integers = TORCH_VERSION_MAJOR > 1;  // which libtorch 1.13 does not take
+         const auto [w, j] =
+             at::max_pool2d_with_indices(integers ? ties.to(at::kLong) : ties, {3, 3}, {1, 2}, {1, 1}, {1, 1}, true);
+         return {v, i, w, j};
+       },
+       false},
+      {"max_pool_of_boxes",
+       {{1, 2, 3, 4, 5}},
+       [](T t, F) -> Tensors {
+         return {at::max_pool3d(t[0], {2, 3, 2}, {1, 2, 2}, {1, 1, 0}, {1, 1, 2})};
+       }},
+      {"avg_pool",
+       {{2, 3, 7, 5}},
+       [](T t, F) -> Tensors {
+         return {at::avg_pool2d(t[0], {3, 2}, {2, 1}, {1, 1}),
+                 at::avg_pool2d(t[0], {3, 2}, {2, 2}, {1, 1}, true, false),
+                 at::avg_pool2d(t[0], {3, 3}, {2, 2}, {1, 1}, true), at::avg_pool2d(t[0], 2, {}, 0, false, true, 3)};
+       }},
+      {"avg_pool_of_boxes",
+       {{1, 2, 3, 4, 5}},
+       [](T t, F) -> Tensors {
+         return {at::avg_pool3d(t[0], {2, 3, 2}, {1, 2, 2}, {1, 1, 0}, true, false)};
+       }},
+      {"convolution_transposed",
+       {{2, 3, 7}, {3, 4, 3}, {4}},
+       [](T t, F) -> Tensors { return {at::conv_transpose1d(t[0], t[1], t[2], 2, 1, 1)}; }},
   };
   return table;
-}
-
-bool same(const at::Tensor& a, const at::Tensor& b, double tolerance) {
-  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
-         at::allclose(a.to(at::kDouble), b.to(at::kDouble), tolerance, tolerance, true);
-}
-
-at::Tensor part_of(const at::Tensor& full, const Spec& spec, const DeviceMesh& mesh) {
-  const sweep::Indices elements = sweep::elements_of(box_of(spec, *mesh.coordinate()), spec.meta().shape());
-  return full.reshape({-1}).index_select(0, at::tensor(elements, at::kLong));
 }
 
 at::Tensor laid_out(const at::Tensor& full, const Spec& spec, const DeviceMesh& mesh) {
   const Dims shape = spec.local_shape(*mesh.coordinate());
   return wrap(part_of(full, spec, mesh).view({shape.data(), shape.size()}).clone(), spec,
               std::make_shared<const DeviceMesh>(mesh));
-}
-
-// Every rank's part against the whole, so that replicas are compared too.
-void expect_parts(const at::Tensor& tensor, const at::Tensor& whole, double tolerance, const std::string& what) {
-  const DTensor handle(tensor);
-  const at::Tensor full = handle.full_tensor();
-  ASSERT_TRUE(same(full, whole, tolerance)) << what << "\ngot " << full << "\nexpected " << whole;
-  if (handle.spec().has_partial()) return;
-  const at::Tensor mine = part_of(whole, handle.spec(), handle.mesh());
-  ASSERT_TRUE(same(handle.to_local().reshape({-1}), mine, tolerance)) << what << " on this rank";
 }
 
 // The first operand is laid out; the others follow where they must.
@@ -294,7 +332,12 @@ const Case& case_named(const std::string& name) {
   throw std::runtime_error("no case " + name);
 }
 
-void sweep_case(const Case& c, at::ScalarType type, double tolerance) {
+// What a case gives on whole tensors, and the gradients of its operands.
+struct Whole {
+  Tensors full, expected, gradients;
+};
+
+Whole run_whole(const Case& c, at::ScalarType type) {
   Tensors full, leaves;
   for (std::size_t i = 0; i < c.shapes.size(); ++i) {
     full.push_back(numbers(c.shapes[i], 0.3 + 1.7 * static_cast<double>(i)).to(type));
@@ -311,6 +354,11 @@ void sweep_case(const Case& c, at::ScalarType type, double tolerance) {
     for (const at::Tensor& leaf : leaves) gradients.push_back(leaf.grad());
   }
   for (at::Tensor& t : expected) t = t.detach();
+  return {full, expected, gradients};
+}
+
+void sweep_case(const Case& c, at::ScalarType type, double tolerance) {
+  const auto [full, expected, gradients] = run_whole(c, type);
   for (const Dims& shape : {Dims{2}, Dims{3}, Dims{4}, Dims{2, 2}}) {
     const std::vector<Spec> specs = specs_of(full[0], shape);
     run_ranks(Mesh::make(shape).size(), [&](World& world) {
@@ -493,6 +541,92 @@ TEST(AlgorithmEdges, OutFormsAndRanksOutsideTheMesh) {
   });
 }
 
+TEST(AlgorithmEdges, HalosOfOtherTypesAndMemoryOrders) {
+  const at::Tensor x = numbers({2, 3, 9, 7}), w = numbers({4, 3, 3, 3}, 0.7);
+  run_ranks(3, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3});
+    const DecideGuard guard({.algorithms_first = true});
+    const auto weight = [&](at::ScalarType type) { return distribute_tensor(w.to(type), mesh, {Replicate()}); };
+    const auto part = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Shard(2)}); };
+    const at::Tensor floats = x.to(at::kFloat), last = part(floats).contiguous(at::MemoryFormat::ChannelsLast);
+    EXPECT_TRUE(DTensor(last).to_local().is_contiguous(at::MemoryFormat::ChannelsLast));
+    expect_parts(at::conv2d(last, weight(at::kFloat), {}, 1, 1), at::conv2d(floats, w.to(at::kFloat), {}, 1, 1), 1e-5,
+                 "channels last");
+    expect_parts(at::max_pool2d(last, 3, 2, 1), at::max_pool2d(floats, 3, 2, 1), 0, "largest, channels last");
+    const at::Tensor small = x.to(at::kBFloat16);
+    expect_parts(at::avg_pool2d(part(small), 3, 2, 1), at::avg_pool2d(small, 3, 2, 1), 1e-2, "bfloat16");
+    expect_parts(at::max_pool2d(part(small), 3, 2, 1), at::max_pool2d(small, 3, 2, 1), 0, "largest of bfloat16");
+    at::Tensor out = distribute_tensor(at::zeros({2, 3, 5, 4}, at::kDouble), mesh, {Shard(0)});
+    at::avg_pool2d_out(out, part(x), 3, 2, 1);
+    expect_parts(out, at::avg_pool2d(x, 3, 2, 1), 1e-12, "out");
+    EXPECT_EQ(DTensor(out).placements(), Placements{Shard(0)});
+  });
+}
+
+// A convolution, drawn: one to three dims, any stride, padding and gaps that leave an output.
+Case random_convolution(sweep::Random& random) {
+  const std::int64_t ndim = 1 + random.below(3), groups = 1 + random.below(2);
+  std::vector<std::int64_t> x = {1 + random.below(3), 2 * groups}, w = {2 * groups, 2}, stride, padding, dilation;
+  for (std::int64_t d = 0; d < ndim; ++d) {
+    const std::int64_t kernel = 1 + random.below(4), gap = 1 + random.below(2), span = (kernel - 1) * gap + 1;
+    stride.push_back(1 + random.below(4));
+    dilation.push_back(gap);
+    padding.push_back(random.below(span + 1));
+    x.push_back(std::max<std::int64_t>(1, span - 2 * padding.back()) + random.below(ndim == 1 ? 9 : 4));
+    w.push_back(kernel);
+  }
+  std::ostringstream name;
+  const auto say = [&](const char* what, at::IntArrayRef numbers) { name << what << ' ' << numbers << ' '; };
+  say("convolution of", x);
+  say("weight", w);
+  say("stride", stride);
+  say("padding", padding);
+  say("dilation", dilation);
+  return {name.str(), {x, w, {w[0]}}, [=](const Tensors& t, const auto&) -> Tensors {
+            return {at::convolution(t[0], t[1], t[2], stride, padding, dilation, false, {0}, groups)};
+          }};
+}
+
+TEST(AlgorithmEdges, HalosOfAnyWindows) {
+  const std::vector<Dims> meshes = {{2}, {3}, {4}, {2, 2}, {3, 2}};
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    sweep::Random random(seed);
+    const Case c = random_convolution(random);
+    const Dims shape = random.pick(meshes);
+    const auto planes = static_cast<std::int64_t>(c.shapes[0].size()) - 2;
+    Placements placements;
+    for (std::size_t m = 0; m < shape.size(); ++m) {
+      placements.push_back(Shard(random.chance(4) ? 0 : 2 + random.below(planes)));
+    }
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Whole whole = run_whole(c, at::kDouble);
+    const TensorMeta meta(Dims(c.shapes[0].begin(), c.shapes[0].end()), DType::kF64);
+    const Spec spec = Spec::make(meta, Mesh::make(shape), placements);
+    run_ranks(Mesh::make(shape).size(), [&](World& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
+      const NoRuleGuard rules(NoRule::kRefuse);
+      const DecideGuard guard({.algorithms_first = true});
+      check(c, mesh, spec, whole.full, whole.expected, whole.gradients, 1e-9);
+      if (::testing::Test::HasFatalFailure()) throw std::runtime_error("a case failed");
+    });
+  }
+}
+
+// Each row of a sub-mesh has its own tensor, and talks to itself alone.
+TEST(AlgorithmEdges, HalosOnRowsOfASubMesh) {
+  run_ranks(4, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"dp", "cp"});
+    const DecideGuard guard({.algorithms_first = true});
+    const double row = static_cast<double>((*mesh.coordinate())[0]);
+    const at::Tensor x = numbers({2, 3, 7}, 0.3 + row), w = numbers({4, 3, 3}, 1 + row);
+    const DeviceMesh line = mesh["cp"];
+    const at::Tensor y =
+        at::conv1d(distribute_tensor(x, line, {Shard(2)}), distribute_tensor(w, line, {Replicate()}), {}, 1, 1);
+    EXPECT_EQ(DTensor(y).placements(), Placements{Shard(2)});
+    expect_parts(y, at::conv1d(x, w, {}, 1, 1), 1e-12, "of one row");
+  });
+}
+
 TEST(AlgorithmEdges, IndicesOutOfRangeAreRefused) {
   run_ranks(2, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
@@ -503,116 +637,6 @@ TEST(AlgorithmEdges, IndicesOutOfRangeAreRefused) {
     const DTensor before = distribute_tensor(at::full({1}, -1, at::kLong), mesh, {Replicate()});
     EXPECT_EQ(error_of([&] { weight.index_select(0, before); }),
               "[aten::index_select] an index is out of range; got -1; expected 0 to 5");
-  });
-}
-
-// ---- how little is sent
-
-constexpr std::int64_t kRows = 256, kClasses = 4096, kRanks = 4;
-constexpr std::int64_t kSlice = kRows * 4;                            // one float for each row
-constexpr std::int64_t kAll = kRows * kClasses * 4 / kRanks * 3 / 4;  // the least that turning the cut would bring
-
-void on_class_sharded(const std::function<void(const DTensor& logits, const DTensor& target)>& run) {
-  run_ranks(kRanks, [&](World& world) {
-    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {kRanks}, {"tp"});
-    const DTensor x = distribute_tensor(numbers({kRows, kClasses}).to(at::kFloat), mesh, {Shard(1)});
-    const DTensor target = distribute_tensor(integers({kRows}, kClasses), mesh, {Replicate()});
-    run(x, target);
-  });
-}
-
-TEST(AlgorithmBytes, SlicesAreSentAndNoLogits) {
-  on_class_sharded([](const DTensor& x, const DTensor&) {
-    const std::vector<std::pair<const char*, std::function<at::Tensor()>>> calls = {
-        {"aten::_softmax", [&] { return at::softmax(x, 1); }},
-        {"aten::_log_softmax", [&] { return at::log_softmax(x, 1); }},
-        {"aten::logsumexp", [&] { return x.logsumexp(1); }},
-        {"aten::linalg_vector_norm", [&] { return at::linalg_vector_norm(x, 2, {{1}}); }},
-        {"aten::var.correction", [&] { return x.var(1); }},
-        {"aten::native_layer_norm", [&] { return at::layer_norm(x, {kClasses}); }},
-        {"aten::argmax", [&] { return x.argmax(1); }},
-        {"aten::max.dim", [&] { return std::get<0>(x.max(1)); }},
-        {"aten::cumsum", [&] { return x.cumsum(1); }},
-        {"aten::topk", [&] { return std::get<0>(x.topk(4, 1)); }},
-    };
-    for (const auto& [name, call] : calls) {
-      SCOPED_TRACE(name);
-      CommRecorder recorder;
-      call();
-      ASSERT_FALSE(recorder.events().empty());
-      EXPECT_LT(recorder.bytes() * 15, kAll) << recorder.to_string();
-      for (const CommEvent& event : recorder.events()) EXPECT_EQ(event.op, name) << recorder.to_string();
-    }
-  });
-}
-
-TEST(AlgorithmBytes, SoftmaxSendsTwoSlices) {
-  on_class_sharded([](const DTensor& x, const DTensor&) {
-    CommRecorder recorder;
-    at::softmax(x, 1);
-    ASSERT_EQ(recorder.events().size(), 2) << recorder.to_string();
-    // The largest and the sum of every row; at most every other rank's are read.
-    EXPECT_LE(recorder.bytes(), 2 * kSlice * (kRanks - 1)) << recorder.to_string();
-    EXPECT_NE(recorder.events()[0].reason.find("softmax(1)"), std::string::npos) << recorder.to_string();
-  });
-}
-
-TEST(AlgorithmBytes, CrossEntropyNeverGathersLogits) {
-  on_class_sharded([](const DTensor& x, const DTensor& target) {
-    at::Tensor logits = x.detach().requires_grad_(true);
-    CommRecorder recorder;
-    const at::Tensor loss = at::cross_entropy_loss(logits, target);
-    loss.backward();
-    // The largest, the sum, the loss and its weight; going back, the sum of the gradients.
-    EXPECT_LE(recorder.events().size(), 5) << recorder.to_string();
-    EXPECT_LE(recorder.bytes(), 3 * kSlice * (kRanks - 1) + 2 * 4 * (kRanks - 1)) << recorder.to_string();
-    EXPECT_EQ(DTensor(logits.grad()).placements(), Placements{Shard(1)});
-  });
-}
-
-TEST(AlgorithmBytes, TheMeanOverACutBatchSendsTwoNumbers) {
-  run_ranks(kRanks, [](World& world) {
-    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {kRanks}, {"dp"});
-    const DTensor x = distribute_tensor(numbers({kRows, kClasses}).to(at::kFloat), mesh, {Shard(0)});
-    const DTensor target = distribute_tensor(integers({kRows}, kClasses), mesh, {Shard(0)});
-    at::Tensor logits = x.detach().requires_grad_(true);
-    CommRecorder recorder;
-    at::cross_entropy_loss(logits, target).backward();
-    EXPECT_EQ(recorder.events().size(), 2) << recorder.to_string();
-    EXPECT_LE(recorder.bytes(), 2 * 4 * (kRanks - 1)) << recorder.to_string();
-  });
-}
-
-TEST(AlgorithmBytes, AnEmbeddingWithACutVocabularySendsNothing) {
-  run_ranks(kRanks, [](World& world) {
-    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {kRanks}, {"tp"});
-    const DTensor weight = distribute_tensor(numbers({kClasses, 8}).requires_grad_(true), mesh, {Shard(0)});
-    const DTensor indices = distribute_tensor(integers({64}, kClasses), mesh, {Replicate()});
-    CommRecorder recorder;
-    const at::Tensor y = at::embedding(weight, indices);
-    EXPECT_EQ(DTensor(y).placements(), Placements{Partial()});
-    EXPECT_EQ(DTensor(weight.index_select(0, indices)).placements(), Placements{Partial()});
-    EXPECT_TRUE(recorder.events().empty()) << recorder.to_string();
-    const DTensor more = distribute_tensor(numbers({64, 8}), mesh, {Replicate()});
-    EXPECT_EQ(DTensor(weight.index_add(0, indices, more)).placements(), Placements{Shard(0)});
-    EXPECT_TRUE(recorder.events().empty()) << recorder.to_string();
-    DTensor(y).redistribute({Replicate()}).sum().backward();
-    EXPECT_EQ(DTensor(weight.grad()).placements(), Placements{Shard(0)});
-    ASSERT_EQ(recorder.events().size(), 1) << recorder.to_string();
-    EXPECT_EQ(recorder.events()[0].op, "redistribute");
-  });
-}
-
-TEST(AlgorithmBytes, ASmallTensorIsMovedInstead) {
-  run_ranks(2, [](World& world) {
-    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});
-    const DTensor x = distribute_tensor(numbers({4, 6}), mesh, {Shard(1)});
-    const std::string text = explain("_softmax", at::Tensor(x), std::int64_t{1}, false);
-    EXPECT_NE(text.find("softmax(1)"), std::string::npos) << text;
-    const DTensor whole = distribute_tensor(numbers({4, 6}), mesh, {Shard(0)});
-    CommRecorder recorder;
-    EXPECT_EQ(DTensor(at::softmax(whole, 1)).placements(), Placements{Shard(0)});
-    EXPECT_TRUE(recorder.events().empty()) << recorder.to_string();
   });
 }
 

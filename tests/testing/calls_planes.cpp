@@ -34,6 +34,35 @@ void add_convolutions(Calls& c) {
   }
 }
 
+// Windows that reach beyond a part: over more than a neighbour's, in steps, with gaps, into the padding.
+void add_halos(Calls& c) {
+  const at::Tensor line = floats({2, 2, 7}), plane = floats({2, 2, 5, 4});
+  const at::Tensor thin = floats({2, 2, 3}, 1), flat = floats({2, 2, 3, 2}, 1);
+  const auto add = [&](const at::Tensor& x, const at::Tensor& w, Ints stride, Ints padding, Ints dilation) {
+    const Ints none_out(stride.size(), 0);
+    const at::Tensor y = at::convolution(x, w, floats({2}), stride, padding, dilation, false, none_out, 1);
+    c.push_back({"aten::convolution", {x, w, floats({2}), l(stride), l(padding), l(dilation), false, l(none_out), 1}});
+    c.push_back({"aten::convolution_backward",
+                 {floats(y.sizes().vec(), 1), x, w, l({2}), l(stride), l(padding), l(dilation), false, l(none_out), 1,
+                  flags({true, true, true})}});
+  };
+  add(line, thin, {2}, {1}, {1});
+  add(line, thin, {1}, {4}, {3});
+  add(plane, flat, {1, 2}, {1, 0}, {1, 2});
+  const IValue kernel = l({3, 2}), stride = l({2, 1}), padding = l({1, 1}), dilation = l({2, 1});
+  const auto max = at::max_pool2d_with_indices(plane, {3, 2}, {2, 1}, {1, 1}, {2, 1}, true);
+  c.push_back({"aten::max_pool2d_with_indices", {plane, kernel, stride, padding, dilation, true}});
+  c.push_back(
+      {"aten::max_pool2d_with_indices_backward",
+       {floats(std::get<0>(max).sizes().vec()), plane, kernel, stride, padding, dilation, true, std::get<1>(max)}});
+  for (const bool with_padding : {true, false}) {
+    const at::Tensor average = at::avg_pool2d(plane, {3, 2}, {2, 1}, {1, 1}, true, with_padding);
+    c.push_back({"aten::avg_pool2d", {plane, kernel, stride, padding, true, with_padding, none}});
+    c.push_back({"aten::avg_pool2d_backward",
+                 {floats(average.sizes().vec()), plane, kernel, stride, padding, true, with_padding, none}});
+  }
+}
+
 void add_pools(Calls& c) {
   const at::Tensor plane = floats({3, 4, 6, 4}), box = floats({3, 2, 4, 4, 2});
   const IValue two = l({2, 2}), two3 = l({2, 2, 2}), one = l({1, 1}), one3 = l({1, 1, 1}), zero = l({0, 0}),
@@ -119,6 +148,7 @@ void add_resampling(Calls& c) {
 void add_planes(Calls& c);
 void add_planes(Calls& c) {
   add_convolutions(c);
+  add_halos(c);
   add_pools(c);
   add_pads(c);
   add_resampling(c);

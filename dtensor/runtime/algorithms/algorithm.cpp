@@ -2,16 +2,19 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/WrapDimUtils.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <numeric>
 
+#include "dtensor/comm/world.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 #include "dtensor/runtime/dispatch_impl.h"
 #include "dtensor/runtime/identity.h"
 #include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/record.h"
 
 namespace dtensor {
 namespace {
@@ -123,6 +126,36 @@ std::vector<Dims> AlgorithmCall::pieces() const {
   return result;
 }
 
+std::vector<at::Tensor> AlgorithmCall::exchanged(const std::vector<at::Tensor>& sent,
+                                                 const std::vector<std::int64_t>& counts, std::size_t i,
+                                                 std::int64_t most) const {
+  std::vector<std::int64_t> ranks, send_counts, recv_counts;
+  std::vector<at::Tensor> flat;
+  std::int64_t total = 0;
+  std::size_t me = 0;
+  const std::int64_t row = *mesh_->row_of(mesh_->rank());
+  for (const Dims& at : pieces()) {
+    const std::size_t p = ranks.size();
+    ranks.push_back(mesh_->rank_at(at, row));
+    const bool own = at == at_;
+    if (own) me = p;
+    flat.push_back(own ? sent[p].reshape({-1}).narrow(0, 0, 0) : sent[p].reshape({-1}));
+    send_counts.push_back(flat.back().numel());
+    recv_counts.push_back(own ? 0 : counts[p]);
+    total += recv_counts.back();
+  }
+  const at::Tensor out = at::cat(flat), in = at::empty({total}, out.options());
+  if (communication_is_watched()) {
+    watch_exchange(spec(i), decision_.local.algorithm_dims, total * static_cast<std::int64_t>(in.element_size()), most);
+  }
+  group_of(*mesh_, ranks, group_name(*mesh_, decision_.local.algorithm_dims))
+      ->all_to_all(in, out, recv_counts, send_counts)
+      ->wait();
+  std::vector<at::Tensor> result = in.split_with_sizes(recv_counts);
+  result[me] = sent[me].reshape({-1});
+  return result;
+}
+
 at::IntArrayRef AlgorithmCall::shape(std::size_t k) const { return {shapes_[k].data(), shapes_[k].size()}; }
 at::Tensor AlgorithmCall::shaped(const at::Tensor& tensor, std::size_t k) const { return tensor.reshape(shape(k)); }
 c10::ScalarType AlgorithmCall::type(std::size_t k) const {
@@ -130,8 +163,8 @@ c10::ScalarType AlgorithmCall::type(std::size_t k) const {
 }
 
 AlgorithmFn find_algorithm(std::string_view name) {
-  for (const auto& table :
-       {softmax_algorithms(), norm_algorithms(), order_algorithms(), index_algorithms(), loss_algorithms()}) {
+  for (const auto& table : {softmax_algorithms(), norm_algorithms(), order_algorithms(), index_algorithms(),
+                            loss_algorithms(), window_algorithms()}) {
     for (const NamedAlgorithm& algorithm : table) {
       if (algorithm.name == name) return algorithm.run;
     }

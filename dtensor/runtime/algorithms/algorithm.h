@@ -48,6 +48,11 @@ class AlgorithmCall {
   std::vector<Dims> pieces() const;
   const Dims& at() const { return at_; }
 
+  // One message to each rank of pieces(), in their order, and one of so many elements from each; this rank's own stays
+  // here. They are parts of argument i; most: the bytes that come to the rank that gets most.
+  std::vector<at::Tensor> exchanged(const std::vector<at::Tensor>& sent, const std::vector<std::int64_t>& counts,
+                                    std::size_t i, std::int64_t most) const;
+
   // The local shape of a result; a tensor with as many elements in that shape.
   at::IntArrayRef shape(std::size_t k) const;
   at::Tensor shaped(const at::Tensor& tensor, std::size_t k) const;
@@ -77,6 +82,7 @@ std::span<const NamedAlgorithm> norm_algorithms();
 std::span<const NamedAlgorithm> order_algorithms();
 std::span<const NamedAlgorithm> index_algorithms();
 std::span<const NamedAlgorithm> loss_algorithms();
+std::span<const NamedAlgorithm> window_algorithms();
 
 // An error when there is none.
 AlgorithmFn find_algorithm(std::string_view name);
