@@ -20,8 +20,11 @@ using GeneralWay = std::function<void(const c10::OperatorHandle& op, std::vector
 // Operators with a kernel of their own.
 void register_cat(GeneralWay way);
 void register_nll_loss2d();
+bool has_nll_loss2d_kernel(const c10::OperatorName& name);
 void register_reshape();
 void register_composites();
+void register_own_kernels();
+bool has_own_kernel(const c10::OperatorName& name);
 void register_random();
 void register_styled();
 bool has_random_kernel(const c10::OperatorName& name);

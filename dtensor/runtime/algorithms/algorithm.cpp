@@ -131,7 +131,8 @@ c10::ScalarType AlgorithmCall::type(std::size_t k) const {
 
 AlgorithmFn find_algorithm(std::string_view name) {
   for (const auto& table :
-       {softmax_algorithms(), norm_algorithms(), order_algorithms(), index_algorithms(), loss_algorithms()}) {
+       {softmax_algorithms(), norm_algorithms(), order_algorithms(), index_algorithms(), loss_algorithms(),
+        product_algorithms()}) {
     for (const NamedAlgorithm& algorithm : table) {
       if (algorithm.name == name) return algorithm.run;
     }

@@ -77,6 +77,7 @@ std::span<const NamedAlgorithm> norm_algorithms();
 std::span<const NamedAlgorithm> order_algorithms();
 std::span<const NamedAlgorithm> index_algorithms();
 std::span<const NamedAlgorithm> loss_algorithms();
+std::span<const NamedAlgorithm> product_algorithms();
 
 // An error when there is none.
 AlgorithmFn find_algorithm(std::string_view name);
