@@ -160,7 +160,7 @@ class Builder {
     whole_of_char_.fill(kWholeDim);
     const bool reduced = rule_.reduce || rule_.reduction_arg;
     const bool whole = (rule_.whole_if_arg && call_.constant(*rule_.whole_if_arg).as_bool()) ||
-                       (rule_.mean_form == MeanForm::kWhole && reduction() == 1);
+                       (rule_.mean_form == MeanForm::kWhole && reduction() == 1) || !may_cut(0);
     for (std::int64_t d = 0; d < ellipsis_; ++d) {
       const bool may_cut = !whole && (!named_[d] || reduced);
       letter_of_dim_.push_back(may_cut ? new_letter(std::to_string(d)) : kWholeDim);
@@ -181,11 +181,13 @@ class Builder {
     return letter;
   }
 
+  // A letter; 0 for the dims of the ellipsis, of which only conditions without letters speak.
   bool may_cut(char c) const {
     return std::all_of(rule_.only_if.begin(), rule_.only_if.end(), [&](const OnlyIf& condition) {
       const StaticArg& arg = call_.constant(condition.arg);
       const bool number = arg.kind() == StaticArg::Kind::kInt || arg.kind() == StaticArg::Kind::kBool;
-      return condition.letters.find(c) == std::string::npos || (number && arg.as_int() == condition.value);
+      const bool meant = condition.letters.empty() || condition.letters.find(c) != std::string::npos;
+      return !meant || (number && arg.as_int() == condition.value);
     });
   }
 
@@ -219,6 +221,9 @@ class Builder {
         case DimToken::Kind::kWhole:
           map.push_back(pattern.marked ? whole_letter_of(token.letter) : kWholeDim);
           break;
+        case DimToken::Kind::kAlone:
+          map.push_back(kWholeDim);
+          break;
         case DimToken::Kind::kGroup:
           for (std::int64_t i = 0; i < group_size(); ++i) {
             map.push_back(pattern.marked ? marked_of_group_[i] : kWholeDim);
@@ -250,6 +255,15 @@ class Builder {
     return map;
   }
 
+  // An operand of one element may have any number of dims: there is nothing to be cut.
+  std::optional<LetterMap> map_operand(std::size_t i) {
+    auto letters = map(pattern_of(i), ndim_of(i));
+    if (!letters && call_.operands[i]->meta().numel() == 1) {
+      letters.emplace(static_cast<std::size_t>(ndim_of(i)), kWholeDim);
+    }
+    return letters;
+  }
+
   std::optional<std::string> map_tensors() {
     const bool whole = rule_.kind == RuleKind::kReplicated;
     for (std::size_t i = 0; i < call_.operands.size(); ++i) {
@@ -258,7 +272,7 @@ class Builder {
         result_.in.emplace_back(static_cast<std::size_t>(ndim_of(i)), kWholeDim);
         continue;
       }
-      auto letters = map(pattern_of(i), ndim_of(i));
+      auto letters = map_operand(i);
       if (!letters) return misfit("operand " + std::to_string(i) + " is " + call_.operands[i]->to_string());
       result_.in.push_back(std::move(*letters));
     }
@@ -359,7 +373,8 @@ class Builder {
     result_.sum_for_mean = scaled;
     Dims sizes(named_.size(), 1);
     for (std::size_t i = 0; i < result_.num_operands; ++i) {
-      const std::int64_t ndim = ndim_of(i);
+      // What is averaged over is the ellipsis, which comes first.
+      const std::int64_t ndim = ndim_of(i) - fixed_dims(pattern_of(i)).value_or(ndim_of(i));
       for (std::int64_t d = 0; d < ndim; ++d) {
         std::int64_t& size = sizes[ellipsis_ - ndim + d];
         const std::int64_t own = call_.operands[i]->meta().shape()[d];
@@ -425,7 +440,9 @@ class Builder {
     row.algorithmic = true;
     for (std::size_t k = 0; k < row.out.size(); ++k) {
       const bool lacks = call_.outputs[k] && !has_letter(result_.out[k], letter);
-      if (lacks && rule_.algorithm->kind != Algorithm::Kind::kMerged) row.out[k] = ReduceOp::kSum;
+      if (!lacks || rule_.algorithm->kind == Algorithm::Kind::kMerged) continue;
+      row.out[k] = ReduceOp::kSum;
+      if (!join_added(row, ReduceOp::kSum)) return;
     }
     if (can_reduce_outputs(row)) result_.rows.push_back(std::move(row));
   }
@@ -573,7 +590,11 @@ OrReason<Mesh> mesh_of(const OpCall& call) {
 OrReason<Instance> make_instance(const OpRule& rule, const OpCall& call) {
   const auto mesh = mesh_of(call);
   if (!mesh) return Reason{mesh.reason()};
-  return Builder(rule, call, *mesh).build();
+  auto instance = Builder(rule, call, *mesh).build();
+  for (auto other = rule.others.begin(); !instance && other != rule.others.end(); ++other) {
+    instance = Builder(*other, call, *mesh).build();
+  }
+  return instance;
 }
 
 }  // namespace dtensor

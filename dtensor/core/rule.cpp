@@ -55,8 +55,14 @@ const OpRule* find_row(std::string_view name) {
 
 // In-place forms whose plain one is not found by dropping the mark.
 constexpr std::pair<std::string_view, std::string_view> kInPlaceForms[] = {
-    {"aten::floor_divide_.Tensor", "aten::floor_divide"}, {"aten::ldexp_", "aten::ldexp.Tensor"},
-    {"aten::pow_.Scalar", "aten::pow.Tensor_Scalar"},     {"aten::pow_.Tensor", "aten::pow.Tensor_Tensor"},
+    {"aten::__ilshift__.Scalar", "aten::__lshift__.Scalar"},
+    {"aten::__ilshift__.Tensor", "aten::__lshift__.Tensor"},
+    {"aten::__irshift__.Scalar", "aten::__rshift__.Scalar"},
+    {"aten::__irshift__.Tensor", "aten::__rshift__.Tensor"},
+    {"aten::floor_divide_.Tensor", "aten::floor_divide"},
+    {"aten::ldexp_", "aten::ldexp.Tensor"},
+    {"aten::pow_.Scalar", "aten::pow.Tensor_Scalar"},
+    {"aten::pow_.Tensor", "aten::pow.Tensor_Tensor"},
     {"aten::transpose_", "aten::transpose.int"},
 };
 
@@ -66,25 +72,52 @@ constexpr std::pair<std::string_view, std::string_view> kOutForms[] = {
     {"aten::all.out", "aten::all.dim"},
     {"aten::any.all_out", "aten::any"},
     {"aten::any.out", "aten::any.dim"},
+    {"aten::div.out_mode", "aten::div.Tensor_mode"},
+    {"aten::max.dim_max", "aten::max.dim"},
     {"aten::max.out", "aten::maximum"},
     {"aten::max.unary_out", "aten::max"},
     {"aten::mean.dtype_out", "aten::mean"},
     {"aten::mean.out", "aten::mean.dim"},
+    {"aten::median.dim_values", "aten::median.dim"},
+    {"aten::min.dim_min", "aten::min.dim"},
     {"aten::min.out", "aten::minimum"},
     {"aten::min.unary_out", "aten::min"},
+    {"aten::nanmedian.dim_values", "aten::nanmedian.dim"},
     {"aten::norm.dtype_out", "aten::norm.ScalarOpt_dim_dtype"},
     {"aten::norm.out", "aten::norm.ScalarOpt_dim"},
     {"aten::prod.int_out", "aten::prod.dim_int"},
+    {"aten::sort.values_stable", "aten::sort.stable"},
     {"aten::sum.IntList_out", "aten::sum.dim_IntList"},
+    {"aten::upsample_bilinear2d.vec_out", "aten::upsample_bilinear2d"},
+    {"aten::upsample_nearest2d.vec_out", "aten::upsample_nearest2d"},
+    {"aten::xlogy.OutScalar_Other", "aten::xlogy.Scalar_Other"},
+    {"aten::xlogy.OutScalar_Self", "aten::xlogy.Scalar_Self"},
+    {"aten::xlogy.OutTensor", "aten::xlogy.Tensor"},
 };
 
-const OpRule* find_plain_of_out(std::string_view name) {
-  for (const auto& [form, plain] : kOutForms) {
-    if (form == name) return find_row(plain);
+// `out` overloads that are called after their results.
+constexpr std::string_view kNamedOuts[] = {"L",       "U",      "X",      "a",    "eigenvalues", "grad_input",
+                                           "inverse", "output", "result", "sign", "values"};
+
+template <std::size_t N>
+const std::string_view* find_form(const std::pair<std::string_view, std::string_view> (&forms)[N],
+                                  std::string_view name) {
+  for (const auto& [form, plain] : forms) {
+    if (form == name) return &plain;
   }
+  return nullptr;
+}
+
+bool is_named_out(std::string_view overload) {
+  return std::find(std::begin(kNamedOuts), std::end(kNamedOuts), overload) != std::end(kNamedOuts);
+}
+
+const OpRule* find_plain_of_out(std::string_view name) {
+  if (const std::string_view* plain = find_form(kOutForms, name)) return find_row(*plain);
   const std::size_t dot = name.find('.');
   const std::string base(name.substr(0, dot));
   const std::string_view overload = name.substr(dot + 1);
+  if (is_named_out(overload)) return find_row(base);
   if (overload != "out") {
     return find_row(base + "." + std::string(overload.substr(0, overload.size() - std::string_view("_out").size())));
   }
@@ -97,9 +130,7 @@ const OpRule* find_plain_of_out(std::string_view name) {
 }  // namespace
 
 std::string plain_name(std::string_view in_place) {
-  for (const auto& [form, plain] : kInPlaceForms) {
-    if (form == in_place) return std::string(plain);
-  }
+  if (const std::string_view* plain = find_form(kInPlaceForms, in_place)) return std::string(*plain);
   const std::size_t mark = in_place.substr(0, in_place.find('.')).size() - 1;
   return std::string(in_place.substr(0, mark)) + std::string(in_place.substr(mark + 1));
 }
@@ -108,7 +139,10 @@ CallForm form_of(std::string_view name) {
   const std::size_t dot = name.find('.');
   const std::string_view base = name.substr(0, dot);
   const std::string_view overload = dot == std::string_view::npos ? std::string_view() : name.substr(dot + 1);
-  return {base.ends_with('_') && !base.ends_with("__"), overload == "out" || overload.ends_with("_out")};
+  CallForm form{base.ends_with('_') && !base.ends_with("__"), overload == "out" || overload.ends_with("_out")};
+  form.in_place = form.in_place || find_form(kInPlaceForms, name);
+  form.out = form.out || is_named_out(overload) || find_form(kOutForms, name);
+  return form;
 }
 
 void register_rule(const std::string& name, const std::string& pattern, const std::string& words) {

@@ -26,6 +26,7 @@ struct DimToken {
   enum class Kind : std::uint8_t {
     kLetter,    // a: may be cut
     kWhole,     // A: may not be cut
+    kAlone,     // _: may not be cut, not by an algorithm either
     kEllipsis,  // ...: any number of dims, aligned at the end, size 1 broadcasts
     kGroup,     // @: as many whole dims as the argument of group() has entries, or the tensor of kernel_of
     kRest,      // ~: the ellipsis without the dims of dims(), or with size 1 there (keepdim)
@@ -122,7 +123,7 @@ enum class RuleKind : std::uint8_t {
   kFresh,       // nothing moves; results of operand 0's shape as in kLike, others replicated
 };
 
-// Letters that may be cut only where an argument has this value.
+// Letters that may be cut only where an argument has this value; without letters: everything.
 struct OnlyIf {
   std::size_t arg = 0;
   std::int64_t value = 0;
@@ -148,6 +149,7 @@ struct OpRule {
   RuleKind kind = RuleKind::kFactors;
   std::vector<TensorPattern> inputs;
   std::vector<TensorPattern> outputs;
+  std::vector<OpRule> others;  // with other patterns, for calls that the ones before do not fit
   std::vector<Carry> carries;
   // Static arguments by schema position.
   std::optional<std::size_t> dims_arg;

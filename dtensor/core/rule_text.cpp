@@ -96,6 +96,7 @@ constexpr Names<bool OpRule::*> kFlags(kFlagList);
 constexpr std::pair<std::string_view, DimToken::Kind> kTokenList[] = {{"@", DimToken::Kind::kGroup},
                                                                       {"~", DimToken::Kind::kRest},
                                                                       {"^", DimToken::Kind::kStacked},
+                                                                      {"_", DimToken::Kind::kAlone},
                                                                       {"*", DimToken::Kind::kAny}};
 constexpr Names<DimToken::Kind> kTokens(kTokenList);
 
@@ -224,10 +225,12 @@ bool parse_word(OpRule& rule, Scanner& scanner, std::string_view word) {
     OnlyIf condition;
     condition.arg = static_cast<std::size_t>(scanner.size());
     scanner.expect("=");
-    condition.value = scanner.size();
-    scanner.expect(":");
-    condition.letters = scanner.name();
-    if (scanner.take("@")) condition.letters += '@';
+    const bool negative = scanner.take("-");
+    condition.value = scanner.size() * (negative ? -1 : 1);
+    if (scanner.take(":")) {
+      condition.letters = scanner.name();
+      if (scanner.take("@")) condition.letters += '@';
+    }
     rule.only_if.push_back(std::move(condition));
   } else if (word == "scaled") {
     ScaledArg scaled;
@@ -305,6 +308,17 @@ void check(const RuleText& text, const OpRule& rule) {
 }  // namespace
 
 OpRule parse_rule(const RuleText& text) {
+  const std::size_t end = text.pattern.find(';');
+  if (end != std::string_view::npos) {
+    OpRule rule = parse_rule({text.name, text.pattern.substr(0, end), text.words});
+    OpRule next = parse_rule({text.name, text.pattern.substr(end + 1), text.words});
+    if (next.inputs.size() != rule.inputs.size() || next.outputs.size() != rule.outputs.size()) {
+      refuse(text, "the patterns of a row are of different numbers of tensors");
+    }
+    rule.others = std::exchange(next.others, {});
+    rule.others.insert(rule.others.begin(), std::move(next));
+    return rule;
+  }
   OpRule rule;
   rule.name = text.name;
   if (!text.pattern.empty()) {
@@ -330,7 +344,11 @@ std::string to_string(const OpRule& rule) {
   std::string text = rule.name + ":";
   const auto add = [&](const std::string& word) { text += " " + word; };
   const auto add_call = [&](std::string_view word, const std::string& in) { add(std::string(word) + "(" + in + ")"); };
-  if (!rule.outputs.empty()) add(join(rule.inputs, ",", print) + "->" + join(rule.outputs, ",", print));
+  const auto pattern = [](const OpRule& of) {
+    return join(of.inputs, ",", print) + "->" + join(of.outputs, ",", print);
+  };
+  if (!rule.outputs.empty()) add(pattern(rule));
+  for (const OpRule& other : rule.others) text += ";" + pattern(other);
   if (rule.kind == RuleKind::kView) add_call("view", std::string(name_of(kViews, rule.view)));
   if (find(kKinds, name_of(kKinds, rule.kind))) add(std::string(name_of(kKinds, rule.kind)));
   for (const auto& [word, flag] : kFlags) {
@@ -340,8 +358,8 @@ std::string to_string(const OpRule& rule) {
     if (rule.*member) add_call(word, std::to_string(*(rule.*member)));
   }
   for (const OnlyIf& condition : rule.only_if) {
-    add_call("only_if",
-             std::to_string(condition.arg) + "=" + std::to_string(condition.value) + ":" + condition.letters);
+    add_call("only_if", std::to_string(condition.arg) + "=" + std::to_string(condition.value) +
+                            (condition.letters.empty() ? "" : ":" + condition.letters));
   }
   if (rule.scaled) add_call("scaled", std::to_string(rule.scaled->arg) + ":" + std::to_string(rule.scaled->dim));
   if (rule.reduction_arg) {

@@ -12,28 +12,18 @@
 namespace dtensor {
 namespace {
 
-// The operator's own kernel, which is the same for every device.
-void run_composite(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-}
-
 // Plain tensors that come up meanwhile are libtorch's own constants.
-void mixes_constants(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+void mixes_constants(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const ImplicitReplication guard;
-  run_composite(op, stack);
+  run_made_of_others(op, keys, stack);
 }
 
 // The second argument says where to split: its values are needed on every rank.
-void reads_second(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+void reads_second(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   c10::IValue& places = (*stack)[stack->size() - op.schema().arguments().size() + 1];
   if (places.isTensor() && has_payload(places.toTensor())) places = DTensor(places.toTensor()).full_tensor().cpu();
   const ImplicitReplication guard;
-  run_composite(op, stack);
-}
-
-// Lists of tensors, one call for each.
-void takes_each(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  run_composite(op, stack);
+  run_made_of_others(op, keys, stack);
 }
 
 struct Composite {
@@ -57,13 +47,7 @@ constexpr Composite kComposites[] = {
     {"unravel_index", "", false},
 };
 
-std::string registered_name(const std::string& name, const std::string& overload) {
-  return overload.empty() ? name : name + "." + overload;
-}
-
 }  // namespace
-
-bool takes_lists(const c10::OperatorName& name) { return name.name.rfind("aten::_foreach_", 0) == 0; }
 
 void register_composites() {
   auto* library =
@@ -73,16 +57,11 @@ void register_composites() {
     const auto op =
         c10::Dispatcher::singleton().findSchema({std::string("aten::") + composite.name, composite.overload});
     if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
-    const std::string full = registered_name(composite.name, composite.overload);
+    const std::string full = composite.name + (*composite.overload ? "." + std::string(composite.overload) : "");
     for (torch::Library* at : {library, below}) {
       at->impl(full.c_str(), composite.reads_second ? torch::CppFunction::makeFromBoxedFunction<&reads_second>()
                                                     : torch::CppFunction::makeFromBoxedFunction<&mixes_constants>());
     }
-  }
-  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (!takes_lists(name)) continue;
-    below->impl(registered_name(name.name.substr(6), name.overload_name).c_str(),
-                torch::CppFunction::makeFromBoxedFunction<&takes_each>());
   }
 }
 

@@ -168,6 +168,7 @@ void refuse_hidden_dropout(const LocalCall& call) {
 }
 
 void say_no_rule(const LocalCall& call) {
+  if (call.info.rule && call.info.rule->rule->kind == RuleKind::kReplicated) return;
   if (no_rule == NoRule::kRefuse) {
     fail_unsupported(call.info.name,
                      {.what = "the operator has no rule, and running it on replicated operands is refused",
@@ -626,7 +627,7 @@ void register_all() {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = c10::Dispatcher::singleton().findOp(name);
     // Those made of other operators reach us through them, some have kernels of their own.
-    if (has_random_kernel(name) || has_direct_kernel(name) || takes_lists(name)) continue;
+    if (has_random_kernel(name) || has_direct_kernel(name) || has_own_kernel(name)) continue;
     if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     const std::string full = name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
     aten->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OpKernel>()));
@@ -640,6 +641,7 @@ void ensure_registered() {
   std::call_once(once, [] {
     register_all();
     register_direct();
+    register_own_kernels();
     register_nll_loss2d();
     register_reshape();
     register_composites();

@@ -93,8 +93,19 @@ Decision on_replicas(const LocalCall& call) {
   for (const Operand& operand : call.operands) {
     decision.inputs.push_back(operand.payload ? std::optional<Spec>(replicated(operand.payload->spec)) : std::nullopt);
   }
-  decision.reason = "no rule: the operands are replicated";
+  decision.reason = call.info.rule ? "its rule has no other way: the operands are replicated"
+                                   : "no rule: the operands are replicated";
   return decision;
+}
+
+bool returns_tensors(const LocalCall& call) {
+  return std::any_of(call.info.returns.begin(), call.info.returns.end(),
+                     [](const OpInfo::Return& result) { return result.is_tensor || result.is_list; });
+}
+
+// What results there will be, only the values may say (nonzero): a rule that wants everything whole need not know it.
+bool runs_on_replicas(const LocalCall& call) {
+  return call.info.rule && call.info.rule->rule->kind == RuleKind::kReplicated && returns_tensors(call);
 }
 
 // Does the call have another form than the rule knows of (a 0-d index)? Then it runs on replicas.
@@ -229,6 +240,7 @@ DecideOptions& decide_options() {
 
 OrReason<std::vector<Candidate>> ways_of(const LocalCall& call) {
   if (!call.info.rule) return Reason{"no rule"};
+  if (runs_on_replicas(call)) return Reason{"the operands are replicated, as its rule says"};
   auto results = global_results(call);
   if (!results) return Reason{"this libtorch cannot say what the results will be: the operands are replicated"};
   return candidates(*call.info.rule->rule, describe(call, std::move(*results)), {.explain = true});
@@ -241,11 +253,9 @@ std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::
   for (const Operand& operand : call.operands) {
     prepared->operands.push_back(operand.payload ? std::optional<Spec>(operand.payload->spec) : std::nullopt);
   }
-  bool returns_tensors = false;
-  for (const OpInfo::Return& result : call.info.returns) returns_tensors |= result.is_tensor || result.is_list;
   GlobalResults results = std::vector<std::optional<TensorMeta>>{};
-  if (call.info.rule && returns_tensors) results = global_results(call);
-  if (call.info.rule && results && !misfit(call, *results)) {
+  if (call.info.rule && returns_tensors(call) && !runs_on_replicas(call)) results = global_results(call);
+  if (call.info.rule && results && !runs_on_replicas(call) && !misfit(call, *results)) {
     auto decision = decide(*call.info.rule->rule, describe(call, std::move(*results)), decide_options());
     if (!decision) {
       prepared->out_of_place = plain_form(call.info);

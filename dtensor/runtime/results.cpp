@@ -1,10 +1,11 @@
 // What an operator's results will be as a whole: asked of libtorch's meta kernels, else known here, else tried out.
 #include <ATen/ExpandUtils.h>
+#include <ATen/OpMathType.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/List.h>
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/full.h>
 
 #include <algorithm>
 #include <functional>
@@ -89,11 +90,18 @@ GlobalResults from_meta_kernel(const LocalCall& call) {
   return metas_on(stack);
 }
 
-// The operator itself on zeros of size 1 along all dims that may be cut, where this libtorch has no meta kernel. A dim
-// that may be cut has the same size in operands and results, and no other depends on it.
+bool is_elementwise(const OpRule& rule) {
+  return !rule.dims_arg && std::all_of(rule.inputs.begin(), rule.inputs.end(), [](const TensorPattern& pattern) {
+    return pattern.dims.size() == 1 && pattern.dims[0].kind == DimToken::Kind::kEllipsis;
+  });
+}
+
+// The operator itself on zeros (or ones) of size 1 along all dims that may be cut, where this libtorch has no meta
+// kernel. A dim that may be cut has the same size in operands and results, and no other depends on it.
 GlobalResults from_probe(const LocalCall& call) {
   const OpInfo& info = call.info;
-  if (!info.rule || info.rule->rule->kind != RuleKind::kFactors || info.writes || info.takes_generator) return {};
+  if (!info.rule || info.rule->rule->kind != RuleKind::kFactors || info.takes_generator) return {};
+  if (info.in_place || info.out) return {};
   const OpRule& rule = *info.rule->rule;
   const auto letters = letters_of(rule, describe(call, std::vector<std::optional<TensorMeta>>(rule.outputs.size())));
   if (!letters) return {};
@@ -110,18 +118,28 @@ GlobalResults from_probe(const LocalCall& call) {
     }
     small.emplace_back(shape, meta.dtype());
   }
-  torch::jit::Stack stack = with_tensors(call, [&](std::size_t operand) {
-    const TensorMeta& meta = small[operand];
-    return at::zeros(
-        {meta.shape().data(), meta.shape().size()},
-        c10::TensorOptions().dtype(scalar_type_of(meta.dtype())).device(call.operands[operand].tensor.device()));
-  });
-  try {
+  const auto probe = [&](double value) {
+    torch::jit::Stack stack = with_tensors(call, [&](std::size_t operand) {
+      const TensorMeta& meta = small[operand];
+      return at::full(
+          {meta.shape().data(), meta.shape().size()}, value,
+          c10::TensorOptions().dtype(scalar_type_of(meta.dtype())).device(call.operands[operand].tensor.device()));
+    });
+    if (rule.scaled) {
+      const std::int64_t whole = call.operands[0].payload->spec.meta().shape()[rule.scaled->dim];
+      c10::IValue& arg = stack[rule.scaled->arg];
+      if (arg.isInt() && whole > 0) arg = arg.toInt() * small[0].shape()[rule.scaled->dim] / whole;
+    }
     call.op.callBoxed(&stack);
+    return metas_on(stack);
+  };
+  std::vector<std::optional<TensorMeta>> results;
+  try {
+    // Elementwise something may be divided by them; elsewhere they may be indices.
+    results = probe(is_elementwise(rule) ? 1 : 0);
   } catch (const c10::Error&) {
-    return {};  // zeros will not do (a matrix to be inverted)
+    return {};  // that will not do (a matrix to be inverted)
   }
-  auto results = metas_on(stack);
   OpCall probed = describe(call, results);
   for (std::size_t i = 0; i < probed.operands.size(); ++i) {
     if (!probed.operands[i]) continue;
@@ -165,11 +183,20 @@ enum class Look : std::uint8_t {
   kEmbedding,          // rows of the first operand for the second
   kEmbeddingBackward,  // as many rows as the third argument says
   kSelected,           // the first operand with the second's number of elements along a dim
+  kBins,               // as many numbers of the first operand's type as the second argument says
+  kGrouped,            // products of matrices, some of them cut into groups
+  kBatchNorm,          // the input, and in training mean and rstd of its channels
+  kBatchNormEval,      // the input, no statistics, and nothing in reserve
 };
 
 const std::map<std::string_view, Look>& looks() {
   static const std::map<std::string_view, Look> table = {
+      {"aten::_batch_norm_no_update", Look::kBatchNormEval},
+      {"aten::_grouped_mm", Look::kGrouped},
+      {"aten::_native_batch_norm_legit", Look::kBatchNorm},
       {"aten::abs", Look::kReal},
+      {"aten::cholesky", Look::kLike0},
+      {"aten::cholesky_inverse", Look::kLike0},
       {"aten::dot", Look::kScalar},
       {"aten::embedding", Look::kEmbedding},
       {"aten::embedding_dense_backward", Look::kEmbeddingBackward},
@@ -180,6 +207,7 @@ const std::map<std::string_view, Look>& looks() {
       {"aten::hardtanh", Look::kLike0},
       {"aten::hardtanh_", Look::kLike0},
       {"aten::hardtanh_backward", Look::kLike1},
+      {"aten::histc", Look::kBins},
       {"aten::index_add", Look::kLike0},
       {"aten::index_add_", Look::kLike0},
       {"aten::index_select", Look::kSelected},
@@ -193,6 +221,7 @@ const std::map<std::string_view, Look>& looks() {
       {"aten::max", Look::kScalar},
       {"aten::min", Look::kScalar},
       {"aten::mse_loss_backward", Look::kLike1},
+      {"aten::native_batch_norm", Look::kBatchNorm},
       {"aten::native_dropout_backward", Look::kLike0},
       {"aten::native_layer_norm", Look::kLayerNorm},
       {"aten::native_layer_norm_backward", Look::kLayerNormBackward},
@@ -295,6 +324,31 @@ TensorMeta selected(const LocalCall& call) {
   return {shape, self.dtype()};
 }
 
+// (self, mat2, ends of groups): of two matrices there is one product for each group; else groups are side by side.
+TensorMeta grouped(const LocalCall& call) {
+  const TensorMeta& a = call.operands[0].payload->spec.meta();
+  const TensorMeta& b = call.operands[1].payload->spec.meta();
+  Dims shape = {a.shape()[a.ndim() - 2], b.shape()[b.ndim() - 1]};
+  if (a.ndim() == 3 && b.ndim() == 3) shape.insert(0, a.shape()[0]);
+  if (a.ndim() == 2 && b.ndim() == 2) shape.insert(0, call.operands[2].payload->spec.meta().numel());
+  const c10::IValue& type = call.arg(4);
+  return {shape, type.isNone() ? a.dtype() : dtype_of(type.toScalarType())};
+}
+
+// (input, weight, bias, running mean, running variance, …)
+GlobalResults batch_norm(const LocalCall& call, bool training) {
+  const TensorMeta& input = call.operands[0].payload->spec.meta();
+  if (input.ndim() < 2) return std::nullopt;
+  // On a CPU statistics have the type of the weight or of those that run on, which halves may have as floats.
+  DType type = input.dtype();
+  for (const Operand& operand : call.operands) {
+    if (operand.arg > 0 && operand.payload) type = operand.payload->spec.meta().dtype();
+  }
+  if (!call.operands[0].tensor.device().is_cpu()) type = dtype_of(at::toOpMathType(scalar_type_of(input.dtype())));
+  const TensorMeta each(Dims{training ? input.shape()[1] : 0}, type);
+  return std::vector<std::optional<TensorMeta>>{fresh(input), each, each};
+}
+
 GlobalResults from_table(const LocalCall& call) {
   const auto look = looks().find(call.info.name);
   if (look == looks().end()) return std::nullopt;
@@ -335,8 +389,26 @@ GlobalResults from_table(const LocalCall& call) {
       return One{TensorMeta({call.arg(2).toInt(), meta(0).shape()[meta(1).shape().size()]}, meta(0).dtype())};
     case Look::kSelected:
       return One{selected(call)};
+    case Look::kBins:
+      return One{TensorMeta(Dims{call.arg(1).toInt()}, meta(0).dtype())};
+    case Look::kGrouped:
+      return One{grouped(call)};
+    case Look::kBatchNorm:
+      return batch_norm(call, call.arg(5).toBool());
+    case Look::kBatchNormEval: {
+      GlobalResults results = batch_norm(call, false);
+      if (results) results->emplace_back(TensorMeta(Dims{0}, DType::kU8));
+      return results;
+    }
   }
   return std::nullopt;
+}
+
+// In place there is nothing new.
+GlobalResults from_written(const LocalCall& call) {
+  if (!call.info.in_place || call.info.returns.size() != 1 || call.info.returns[0].written_arg != 0) return {};
+  if (!call.info.returns[0].is_tensor) return {};
+  return std::vector<std::optional<TensorMeta>>{call.operands[0].payload->spec.meta()};
 }
 
 // Batch norms: meta kernels promise the batch's statistics, which the kernels give in training alone.
@@ -389,6 +461,7 @@ GlobalResults global_results(const LocalCall& call) {
     return results;
   }
   if (auto results = from_table(call)) return results;
+  if (auto results = from_written(call)) return results;
   return from_probe(call);
 }
 

@@ -447,6 +447,58 @@ TEST(Propagate, RefusesTwoMeshesAndMisfits) {
             "R");
 }
 
+// A row with several patterns: the first that fits the number of dims.
+TEST(Propagate, TakesThePatternThatFits) {
+  const auto product = [](const char* a, const char* b, const char* result) {
+    return decided("aten::_grouped_mm", {a, b, "i32[3] @ 2(x) : R", Absent{}, StaticArg::none()}, {result});
+  };
+  const std::string way = "; grouped_mm over 0";
+  EXPECT_EQ(product("f32[4,8,6] @ 2(x) : S(0)", "f32[4,6,5] @ 2(x) : S(0)", "f32[4,8,5]"),
+            "S(0) | S(0) | R -> S(0)" + way);
+  EXPECT_EQ(product("f32[8,6] @ 2(x) : R", "f32[3,6,5] @ 2(x) : S(2)", "f32[8,5]"), "R | S(2) | R -> S(1)" + way);
+  EXPECT_EQ(product("f32[8,6] @ 2(x) : S(1)", "f32[3,6,5] @ 2(x) : S(1)", "f32[8,5]"),
+            "S(1) | S(1) | R -> P(sum)" + way);
+  EXPECT_EQ(product("f32[8,6] @ 2(x) : S(0)", "f32[6,5] @ 2(x) : R", "f32[3,8,5]"), "S(0) | R | R -> S(1)" + way);
+  EXPECT_EQ(product("f32[3,8,6] @ 2(x) : S(1)", "f32[6,5] @ 2(x) : R", "f32[8,5]"), "S(1) | R | R -> S(0)" + way);
+  EXPECT_EQ(product("f32[8,6] @ 2(x) : P", "f32[3,6,5] @ 2(x) : R", "f32[8,5]"), "P(sum) | R | R -> P(sum)");
+  // Rows that are in groups are whole.
+  EXPECT_EQ(product("f32[8,6] @ 2(x) : S(0)", "f32[3,6,5] @ 2(x) : R", "f32[8,5]"), "S(0)>R | R | R -> R");
+}
+
+// Scales of one element, of rows and columns, or of blocks.
+TEST(Propagate, ScaledProducts) {
+  const auto product = [](const char* a, const char* b, const char* scale_a, const char* scale_b) {
+    return decided("aten::_scaled_mm", {a, b, scale_a, scale_b, Absent{}, Absent{}, StaticArg::none(), flag(false)},
+                   {"bf16[32,48]"});
+  };
+  // A bias is added once.
+  EXPECT_EQ(decided("aten::_scaled_mm",
+                    {"f8e4m3[32,64] @ 2(x) : S(1)", "f8e4m3[64,48] @ 2(x) : S(0)", "f32[] @ 2(x) : R",
+                     "f32[] @ 2(x) : R", "bf16[48] @ 2(x) : R", Absent{}, StaticArg::none(), flag(false)},
+                    {"bf16[32,48]"}),
+            "S(1) | S(0) | R | R | R>P(sum) -> P(sum); scaled_mm over 0");
+  const char* one = "f32[] @ 2(x) : R";
+  EXPECT_EQ(product("f8e4m3[32,64] @ 2(x) : S(0)", "f8e4m3[64,48] @ 2(x) : R", one, one), "S(0) | R | R | R -> S(0)");
+  EXPECT_EQ(product("f8e4m3[32,64] @ 2(x) : S(1)", "f8e4m3[64,48] @ 2(x) : S(0)", one, one),
+            "S(1) | S(0) | R | R -> P(sum); scaled_mm over 0");
+  EXPECT_EQ(product("f8e4m3[32,64] @ 2(x) : S(0)", "f8e4m3[64,48] @ 2(x) : R", "f32[32,1] @ 2(x) : S(0)",
+                    "f32[1,48] @ 2(x) : R"),
+            "S(0) | R | S(0) | R -> S(0)");
+  // Blocks along the summed dim: it stays whole.
+  EXPECT_EQ(product("f8e4m3[32,64] @ 2(x) : S(1)", "f8e4m3[64,48] @ 2(x) : R", "f32[32,2] @ 2(x) : R",
+                    "f32[2,48] @ 2(x) : R"),
+            "S(1)>R | R | R | R -> R");
+}
+
+// A condition without letters speaks of all dims.
+TEST(Propagate, CutsOnlyIf) {
+  const auto embedded = [](std::int64_t a, std::int64_t b, const char* result) {
+    return decided("aten::diag_embed", {"f32[4,3] @ 2(x) : S(0)", i(0), i(a), i(b)}, {result});
+  };
+  EXPECT_EQ(embedded(-2, -1, "f32[4,3,3]"), "S(0) -> S(0)");
+  EXPECT_EQ(embedded(0, 2, "f32[3,4,3]"), "S(0)>R -> R");
+}
+
 TEST(Propagate, CandidatesComeWithTheChosenOneFirst) {
   const OpCall call = make("aten::mm", {"f32[8,6] @ 2(x) : S(0)", "f32[6,4] @ 2(x) : S(0)"}, {"f32[8,4]"});
   const auto all = candidates(*find_rule(call.name)->rule, call);

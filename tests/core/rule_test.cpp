@@ -66,6 +66,12 @@ TEST(Rule, FindsPlainInPlaceAndOutForms) {
   EXPECT_EQ(found("aten::norm.out"), "aten::norm.ScalarOpt_dim, out");
   EXPECT_EQ(found("aten::copy_"), "aten::copy_, in place");
   EXPECT_EQ(found("aten::zero_"), "aten::zero, in place");
+  EXPECT_EQ(found("aten::__ilshift__.Scalar"), "aten::__lshift__.Scalar, in place");
+  EXPECT_EQ(found("aten::_index_put_impl_"), "aten::_index_put_impl, in place");
+  EXPECT_EQ(found("aten::max.dim_max"), "aten::max.dim, out");
+  EXPECT_EQ(found("aten::topk.values"), "aten::topk, out");
+  EXPECT_EQ(found("aten::gelu_backward.grad_input"), "aten::gelu_backward, out");
+  EXPECT_EQ(found("aten::xlogy.OutTensor"), "aten::xlogy.Tensor, out");
   EXPECT_EQ(found("aten::native_dropout"), "none");
   EXPECT_EQ(found("aten::nothing_"), "none");
   EXPECT_EQ(found("aten::nothing.out"), "none");
@@ -102,6 +108,10 @@ TEST(Rule, RefusesWhatItCannotRead) {
   }
   EXPECT_ERROR(parse_rule({"aten::x", "#M->#M", "halo(x) window(width:1)"}), kInvalidArgument,
                "[rule] no such word at column 21; got 'halo(x) window(width:1)'; expected a row as in docs/rules.md");
+  EXPECT_ERROR(
+      parse_rule({"aten::x", "m->m;m,n->m", ""}), kInvalidArgument,
+      "[rule] the patterns of a row are of different numbers of tensors; got aten::x: m->m;m,n->m ; expected a "
+      "row as in docs/rules.md");
   EXPECT_ERROR(parse_rule({"aten::x", "", ""}), kInvalidArgument,
                "[rule] a row has no pattern; got aten::x:  ; expected a row as in docs/rules.md");
   EXPECT_ERROR(parse_rule({"aten::x", "m->m", "linaer(0)"}), kInvalidArgument,

@@ -245,6 +245,7 @@ void add_views(Calls& c) {
 
 }  // namespace
 
+void add_everyday(Calls& c);
 void add_planes(Calls& c);
 void add_reductions(Calls& c);
 
@@ -258,6 +259,7 @@ std::vector<Call> shaped_calls() {
   add_views(calls);
   add_planes(calls);
   add_reductions(calls);
+  add_everyday(calls);
   return calls;
 }
 

@@ -17,7 +17,10 @@ constexpr RuleText kRows[] = {
     {"aten::_linalg_eigvals", "...MN->...M"},
     {"aten::_linalg_slogdet", "...MN->...,...,...MN,...M"},
     {"aten::_linalg_svd", "...MN->...MK,...K,...KN"},
+    {"aten::_pdist_backward", "", "replicated"},
+    {"aten::_pdist_forward", "", "replicated"},
     {"aten::addbmm", "+mn,bmk,bkn->mn", "linear(1) linear(2)"},
+    {"aten::block_diag", "", "replicated"},
     {"aten::cholesky", "...MN->...MN"},
     {"aten::cholesky_inverse", "...MN->...MN"},
     {"aten::cholesky_solve", "...PQ,...MN->...PQ", "linear(0)"},
@@ -37,6 +40,7 @@ constexpr RuleText kRows[] = {
     {"aten::linalg_solve_triangular", "...MN,...PQ->...PQ", "linear(1)"},
     {"aten::lu_unpack", "...MN,...K->...MM,...MK,...KN"},
     {"aten::ormqr", "...MN,...K,...PQ->...PQ", "linear(2)"},
+    {"aten::renorm", "", "replicated"},
     {"aten::trace", "MN->", "linear(0)"},
     {"aten::triangular_solve", "...PQ,...MN->...PQ,...MN"},
 };

@@ -6,6 +6,7 @@ namespace {
 // The dims that are normalized over are whole, or cut by an algorithm. Of a layer norm's backward the gradients of
 // weight and bias are summed over the others.
 constexpr RuleText kRows[] = {
+    {"aten::_batch_norm_no_update", "nc*,c,c,c,c->nc*,S,S,R"},
     {"aten::_batch_norm_with_update", "Nc*,c,c,c,c->Nc*,c,c,R"},
     {"aten::_fused_rms_norm", "...@,@->...@,...@", "group(1)"},
     {"aten::_fused_rms_norm_backward", "...@,...@,...@,@->...@,@", "group(2) linear(0)"},
@@ -14,6 +15,16 @@ constexpr RuleText kRows[] = {
     {"aten::_native_batch_norm_legit", "nc*,c,c,c,c->nc*,c,c", "only_if(5=0:n)"},
     {"aten::_native_batch_norm_legit.no_stats", "nc*,c,c->nc*,c,c", "only_if(3=0:n)"},
     {"aten::_safe_softmax", "#...->#...", "dims(1) merged(safe_softmax)"},
+    {"aten::_scaled_dot_product_cudnn_attention", "...LE,...SE,...SV,...LS->...LV,...MO,*,*,*,*,*"},
+    {"aten::_scaled_dot_product_cudnn_attention_backward",
+     "...LV,...LE,...SE,...SV,...LV,...MO,*,*,...LS,*,*->...LE,...SE,...SV", "linear(0)"},
+    {"aten::_scaled_dot_product_efficient_attention", "...LE,...SE,...SV,...LS->...LV,...M,*,*"},
+    {"aten::_scaled_dot_product_efficient_attention_backward",
+     "...LV,...LE,...SE,...SV,...LS,...LV,...M,*,*->...LE,...SE,...SV,...LS", "linear(0)"},
+    {"aten::_scaled_dot_product_flash_attention", "...LE,...SE,...SV->...LV,...M,*,*,*,*,*"},
+    {"aten::_scaled_dot_product_flash_attention.quantized", "...LE,...SE,...SV,*,*,*->...LV,...M,*,*,*,*,*"},
+    {"aten::_scaled_dot_product_flash_attention_backward",
+     "...LV,...LE,...SE,...SV,...LV,...M,*,*,*,*->...LE,...SE,...SV", "linear(0)"},
     {"aten::_scaled_dot_product_flash_attention_for_cpu", "...lE,...SE,...SV,...lS->...lV,...l", "only_if(4=0:l)"},
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward",
      "...lV,...lE,...SE,...SV,...lV,...l,...lS->...lE,...SE,...SV", "only_if(7=0:l) linear(0)"},

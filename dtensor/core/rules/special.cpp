@@ -20,6 +20,7 @@ constexpr RuleText kRows[] = {
     {"aten::bitwise_right_shift.Tensor", "...,...->..."},
     {"aten::bitwise_right_shift.Tensor_Scalar", "...->..."},
     {"aten::bitwise_xor.Scalar_Tensor", "...->..."},
+    {"aten::bucketize.Scalar", "B->"},
     {"aten::bucketize.Tensor", "...,B->..."},
     {"aten::complex", "...,...->...", "linear(0,1)"},
     {"aten::copysign.Scalar", "...->..."},

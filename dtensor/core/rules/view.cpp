@@ -26,10 +26,15 @@ constexpr RuleText kRows[] = {
     {"aten::slice.Tensor", "", "view(slice) move"},
     {"aten::slice_copy.Tensor", "", "view(slice) move"},
     {"aten::split.Tensor", "", "view(split) move"},
+    {"aten::split_copy.Tensor", "", "view(split) move"},
     {"aten::split_with_sizes", "", "view(split_sizes) move"},
+    {"aten::split_with_sizes_copy", "", "view(split_sizes) move"},
     {"aten::squeeze", "", "view(squeeze) move"},
     {"aten::squeeze.dim", "", "view(squeeze_dims) move"},
     {"aten::squeeze.dims", "", "view(squeeze_dims) move"},
+    {"aten::squeeze_copy", "", "view(squeeze) move"},
+    {"aten::squeeze_copy.dim", "", "view(squeeze_dims) move"},
+    {"aten::squeeze_copy.dims", "", "view(squeeze_dims) move"},
     {"aten::t", "", "view(t)"},
     {"aten::t_copy", "", "view(t)"},
     {"aten::transpose.int", "", "view(transpose)"},
@@ -43,9 +48,11 @@ constexpr RuleText kRows[] = {
     {"aten::unsqueeze", "", "view(unsqueeze)"},
     {"aten::unsqueeze_copy", "", "view(unsqueeze)"},
     {"aten::view", "", "view(reshape)"},
+    {"aten::view.dtype", "...->...", "exact"},
     {"aten::view_as_complex", "...C->...", "linear(0)"},
     {"aten::view_as_real", "...->...C", "linear(0)"},
     {"aten::view_copy", "", "view(reshape) move"},
+    {"aten::view_copy.dtype", "...->...", "exact"},
 };
 
 }  // namespace

@@ -164,7 +164,7 @@ c10::ScalarType AlgorithmCall::type(std::size_t k) const {
 
 AlgorithmFn find_algorithm(std::string_view name) {
   for (const auto& table : {softmax_algorithms(), norm_algorithms(), order_algorithms(), index_algorithms(),
-                            loss_algorithms(), window_algorithms()}) {
+                            loss_algorithms(), product_algorithms(), window_algorithms()}) {
     for (const NamedAlgorithm& algorithm : table) {
       if (algorithm.name == name) return algorithm.run;
     }

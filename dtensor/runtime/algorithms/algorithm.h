@@ -82,6 +82,7 @@ std::span<const NamedAlgorithm> norm_algorithms();
 std::span<const NamedAlgorithm> order_algorithms();
 std::span<const NamedAlgorithm> index_algorithms();
 std::span<const NamedAlgorithm> loss_algorithms();
+std::span<const NamedAlgorithm> product_algorithms();
 std::span<const NamedAlgorithm> window_algorithms();
 
 // An error when there is none.

@@ -4,6 +4,7 @@
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/histc.h>
 #include <ATen/ops/max.h>
 #include <ATen/ops/min.h>
 #include <ATen/ops/tensor.h>
@@ -13,6 +14,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "dtensor/runtime/algorithms/algorithm.h"
 #include "dtensor/runtime/identity.h"
@@ -144,8 +146,22 @@ Results cumsum(const AlgorithmCall& call) {
   return {sums.add_(totals.index_select(dim, columns).sum(dim, true))};
 }
 
+// (self, number of bins, min, max): where no range is given, the one of all elements.
+Results histc(const AlgorithmCall& call) {
+  const at::Tensor x = call.tensor(0);
+  double low = call.arg(2).toScalar().toDouble(), high = call.arg(3).toScalar().toDouble();
+  if (low == high) {
+    DimList all(static_cast<std::size_t>(x.dim()));
+    std::iota(all.begin(), all.end(), 0);
+    low = call.merged(extreme(x, all, ReduceOp::kMin), 0, all, ReduceOp::kMin).item<double>();
+    high = call.merged(extreme(x, all, ReduceOp::kMax), 0, all, ReduceOp::kMax).item<double>();
+    if (low == high) low -= 1, high += 1;
+  }
+  return {call.merged_result(at::histc(x, call.arg(1).toInt(), low, high), 0, ReduceOp::kSum)};
+}
+
 constexpr NamedAlgorithm kTable[] = {
-    {"argmax", argmax},   {"argmin", argmin},   {"cumsum", cumsum},
+    {"argmax", argmax},   {"argmin", argmin},   {"cumsum", cumsum}, {"histc", histc},
     {"max_dim", max_dim}, {"min_dim", min_dim}, {"topk", topk},
 };
 
