@@ -17,7 +17,8 @@ TEST(OperatorsCommand, PrintsThePageThatIsInTheDocs) {
 }
 
 TEST(OperatorsCommand, SaysTheRowsOfOne) {
-  EXPECT_EQ(run("operators mm").output, "aten::mm: mk,kn->mn linear(0) linear(1)\n");
+  EXPECT_EQ(run("operators mm").output,
+            "aten::mm: mk,kn->mn linear(0) linear(1)\naten::mm.dtype: mk,kn->mn linear(0) linear(1)\n");
   EXPECT_EQ(run("operators aten::mm.out").output, "aten::mm.out by aten::mm: mk,kn->mn linear(0) linear(1)\n");
   const Outcome none = run("operators no_such_thing");
   EXPECT_EQ(none.code, 2);
