@@ -96,8 +96,8 @@ constexpr std::pair<std::string_view, std::string_view> kOutForms[] = {
 };
 
 // `out` overloads that are called after their results.
-constexpr std::string_view kNamedOuts[] = {"L",       "U", "X",      "a",      "eigenvalues", "grad_input",
-                                           "inverse", "output", "result", "sign",   "values"};
+constexpr std::string_view kNamedOuts[] = {"L",       "U",      "X",      "a",    "eigenvalues", "grad_input",
+                                           "inverse", "output", "result", "sign", "values"};
 
 template <std::size_t N>
 const std::string_view* find_form(const std::pair<std::string_view, std::string_view> (&forms)[N],

@@ -1,4 +1,4 @@
-#include "dtensor/runtime/lists.h"
+#include "dtensor/runtime/lists_impl.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -59,7 +59,8 @@ class ListCall {
   const std::vector<c10::IValue>& args() const { return args_; }
   bool has(const std::string& arg) const {
     const auto i = schema_.argumentIndexWithName(arg);
-    return i && args_[static_cast<std::size_t>(*i)].isTensor() && args_[static_cast<std::size_t>(*i)].toTensor().defined();
+    return i && args_[static_cast<std::size_t>(*i)].isTensor() &&
+           args_[static_cast<std::size_t>(*i)].toTensor().defined();
   }
   bool is_list(std::size_t i) const { return args_[i].isTensorList(); }
   Tensors list(std::size_t i) const { return args_[i].toTensorVector(); }
@@ -80,8 +81,7 @@ class ListCall {
     Payload& payload = payload_for(tensor, written ? Use::kWrite : Use::kLook);
     const Spec& mine = payload.spec;
     const bool alike = mine.meta().shape() == spec.meta().shape();
-    const Spec wanted =
-        alike ? *Spec::from_dims(mine.meta(), spec.mesh(), spec.dims(), spec.partials()) : whole(mine);
+    const Spec wanted = alike ? *Spec::from_dims(mine.meta(), spec.mesh(), spec.dims(), spec.partials()) : whole(mine);
     if (mine == wanted) return {tensor, {}, payload.local()};
     const at::Tensor moved = redistribute_now(tensor, wanted, alike ? mesh : payload.mesh, {});
     return {tensor, moved, payload_of(moved).local()};

@@ -63,8 +63,7 @@ void run_backward(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::S
   const at::Tensor self = args[1].toTensor();
   const Pixels pixels = pixels_of("aten::nll_loss2d_backward", self, args[2].toTensor());
   const std::int64_t reduction = args[4].toInt();
-  const at::Tensor grad =
-      reduction == at::Reduction::None ? args[0].toTensor().reshape({-1}) : args[0].toTensor();
+  const at::Tensor grad = reduction == at::Reduction::None ? args[0].toTensor().reshape({-1}) : args[0].toTensor();
   const at::Tensor result = at::nll_loss_backward(grad, pixels.self, pixels.target, args[3].toOptional<at::Tensor>(),
                                                   reduction, args[5].toInt(), args[6].toTensor());
   stack->emplace_back(

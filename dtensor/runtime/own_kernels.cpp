@@ -7,7 +7,7 @@
 
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
-#include "dtensor/runtime/lists.h"
+#include "dtensor/runtime/lists_impl.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/record.h"
 #include "dtensor/runtime/redistribute.h"
@@ -27,15 +27,18 @@ struct OutForm {
   const char* plain;  // its overload
 };
 constexpr OutForm kOutForms[] = {
-    {"aten::as_strided_copy.out", ""},          {"aten::as_strided_scatter.out", ""},
-    {"aten::nll_loss2d_backward.grad_input", ""}, {"aten::nll_loss2d_forward.output", ""},
-    {"aten::split_copy.Tensor_out", "Tensor"},    {"aten::split_with_sizes_copy.out", ""},
+    {"aten::as_strided_copy.out", ""},
+    {"aten::as_strided_scatter.out", ""},
+    {"aten::nll_loss2d_backward.grad_input", ""},
+    {"aten::nll_loss2d_forward.output", ""},
+    {"aten::split_copy.Tensor_out", "Tensor"},
+    {"aten::split_with_sizes_copy.out", ""},
     {"aten::unbind_copy.int_out", "int"},
 };
 
 const OutForm* find_out_form(const std::string& name) {
-  const auto at = std::find_if(std::begin(kOutForms), std::end(kOutForms),
-                               [&](const OutForm& form) { return name == form.name; });
+  const auto at =
+      std::find_if(std::begin(kOutForms), std::end(kOutForms), [&](const OutForm& form) { return name == form.name; });
   return at == std::end(kOutForms) ? nullptr : at;
 }
 
@@ -55,8 +58,7 @@ void run_out(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Sta
   const auto count =
       static_cast<std::size_t>(std::count_if(schema.arguments().begin(), schema.arguments().end(), is_out));
   const std::vector<c10::IValue> given = torch::jit::pop(*stack, count);
-  const auto plain =
-      c10::Dispatcher::singleton().findSchemaOrThrow(schema.name().c_str(), find_out_form(name)->plain);
+  const auto plain = c10::Dispatcher::singleton().findSchemaOrThrow(schema.name().c_str(), find_out_form(name)->plain);
   plain.callBoxed(stack);
   const Tensors results = tensors_in(torch::jit::pop(*stack, plain.schema().returns().size()));
   const Tensors outs = tensors_in(given);

@@ -96,8 +96,8 @@ bool is_elementwise(const OpRule& rule) {
   });
 }
 
-// The operator itself on zeros (or ones) of size 1 along all dims that may be cut, where this libtorch has no meta kernel. A dim
-// that may be cut has the same size in operands and results, and no other depends on it.
+// The operator itself on zeros (or ones) of size 1 along all dims that may be cut, where this libtorch has no meta
+// kernel. A dim that may be cut has the same size in operands and results, and no other depends on it.
 GlobalResults from_probe(const LocalCall& call) {
   const OpInfo& info = call.info;
   if (!info.rule || info.rule->rule->kind != RuleKind::kFactors || info.takes_generator) return {};

@@ -96,9 +96,10 @@ TEST(Rule, RefusesWhatItCannotRead) {
                "in docs/rules.md");
   EXPECT_ERROR(parse_rule({"aten::x", "#m->m", ""}), kInvalidArgument,
                "[rule] # and an algorithm need each other; got aten::x: #m->m ; expected a row as in docs/rules.md");
-  EXPECT_ERROR(parse_rule({"aten::x", "m->m;m,n->m", ""}), kInvalidArgument,
-               "[rule] the patterns of a row are of different numbers of tensors; got aten::x: m->m;m,n->m ; expected a "
-               "row as in docs/rules.md");
+  EXPECT_ERROR(
+      parse_rule({"aten::x", "m->m;m,n->m", ""}), kInvalidArgument,
+      "[rule] the patterns of a row are of different numbers of tensors; got aten::x: m->m;m,n->m ; expected a "
+      "row as in docs/rules.md");
   EXPECT_ERROR(parse_rule({"aten::x", "", ""}), kInvalidArgument,
                "[rule] a row has no pattern; got aten::x:  ; expected a row as in docs/rules.md");
   EXPECT_ERROR(parse_rule({"aten::x", "m->m", "linaer(0)"}), kInvalidArgument,

@@ -28,7 +28,8 @@ bool has_kernel(const char* op) {
   return found && found->hasKernelForDispatchKey(c10::DispatchKey::CPU);
 }
 
-std::vector<c10::IValue> adam(const Tensors& params, const Tensors& grads, const Tensors& first, const Tensors& second) {
+std::vector<c10::IValue> adam(const Tensors& params, const Tensors& grads, const Tensors& first,
+                              const Tensors& second) {
   Tensors steps;
   for (std::size_t i = 0; i < params.size(); ++i) steps.push_back(at::full({}, 2.0, at::kFloat));
   return {params, grads, first, second, Tensors{}, steps, 0.01, 0.9, 0.99, 0.1, 1e-8, false, false, none, none};
@@ -50,7 +51,8 @@ Tensors laid(double start, const DeviceMesh& mesh, const std::vector<Placements>
 }
 Tensors plain(double start) {
   Tensors result;
-  for (std::size_t i = 0; i < kShapes.size(); ++i) result.push_back(numbers(kShapes[i], start + static_cast<double>(i)));
+  for (std::size_t i = 0; i < kShapes.size(); ++i)
+    result.push_back(numbers(kShapes[i], start + static_cast<double>(i)));
   return result;
 }
 
@@ -129,9 +131,10 @@ TEST(FusedOptimizer, RefusesWhatDoesNotBelongTogether) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
     const std::vector<Placements> cut = {{Shard(0)}, {Shard(0)}, {Shard(0)}};
     const Tensors p = laid(0, mesh, cut);
-    EXPECT_EQ(error_of([&] { step(adam(p, plain(10), p, p)); }),
-              "[aten::_fused_adam_] a plain tensor beside a distributed one; got f64[5,4]; expected tensors of one index "
-              "that are all distributed, or all plain; try distribute_tensor(tensor, mesh, placements)");
+    EXPECT_EQ(
+        error_of([&] { step(adam(p, plain(10), p, p)); }),
+        "[aten::_fused_adam_] a plain tensor beside a distributed one; got f64[5,4]; expected tensors of one index "
+        "that are all distributed, or all plain; try distribute_tensor(tensor, mesh, placements)");
     EXPECT_EQ(error_of([&] { step(adam(p, {p[0]}, p, p)); }),
               "[aten::_fused_adam_] lists of different lengths; got 1 tensors as argument \"grads\"; expected 3");
   });
@@ -169,8 +172,8 @@ TEST(ListOut, SplitsIntoWhatIsGiven) {
     const Tensors outs = {distribute_tensor(at::zeros({2, 4}, at::kDouble), mesh, {Shard(1)}),
                           distribute_tensor(at::zeros({3, 4}, at::kDouble), mesh, {Shard(0)})};
     const auto split = [&](const Tensors& into) {
-      const PlainCall call("aten::split_with_sizes_copy.out", {distribute_tensor(x, mesh, {Shard(0)}),
-                                                               std::vector<std::int64_t>{2, 3}, 0, into});
+      const PlainCall call("aten::split_with_sizes_copy.out",
+                           {distribute_tensor(x, mesh, {Shard(0)}), std::vector<std::int64_t>{2, 3}, 0, into});
       call.run(call.tensors());
     };
     split(outs);

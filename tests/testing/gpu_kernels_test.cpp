@@ -24,9 +24,7 @@ using Tensors = std::vector<at::Tensor>;
 using Args = std::vector<c10::IValue>;
 const c10::IValue none;
 
-bool exists(const std::string& op) {
-  return c10::Dispatcher::singleton().findSchema({op, ""}).has_value();
-}
+bool exists(const std::string& op) { return c10::Dispatcher::singleton().findSchema({op, ""}).has_value(); }
 
 at::Tensor halves(std::vector<std::int64_t> sizes, double start) {
   return floats(std::move(sizes), start).sin().to(at::kCUDA, at::kHalf);
@@ -75,20 +73,31 @@ std::vector<Attention> kernels(const at::Tensor& q, const at::Tensor& k, const a
       {"aten::_scaled_dot_product_flash_attention",
        {q, k, v, 0.0, causal, false, none},
        [causal](const at::Tensor& g, const Args& f, const Tensors& r) {
-         return Args{g,           f[0],         f[1], f[2],   r[0], r[1], r[2], r[3],
-                     number(r[4]), number(r[5]), 0.0,  causal, r[6], r[7], none};
+         return Args{g,   f[0],   f[1], f[2], r[0], r[1], r[2], r[3], number(r[4]), number(r[5]),
+                     0.0, causal, r[6], r[7], none};
        }},
       {"aten::_scaled_dot_product_efficient_attention",
        {q, k, v, none, true, 0.0, causal, none},
        [causal](const at::Tensor& g, const Args& f, const Tensors& r) {
-         return Args{g,    f[0], f[1], f[2], at::Tensor(), r[0], r[1], r[2], r[3],
-                     0.0,  c10::List<bool>({true, true, true, false}), causal, none};
+         return Args{g,
+                     f[0],
+                     f[1],
+                     f[2],
+                     at::Tensor(),
+                     r[0],
+                     r[1],
+                     r[2],
+                     r[3],
+                     0.0,
+                     c10::List<bool>({true, true, true, false}),
+                     causal,
+                     none};
        }},
       {"aten::_scaled_dot_product_cudnn_attention",
        {q, k, v, none, true, 0.0, causal, false, none},
        [causal](const at::Tensor& g, const Args& f, const Tensors& r) {
-         return Args{g,    f[0],         f[1], f[2],         r[0],         r[1], r[6],   r[7],
-                     at::Tensor(), r[2], r[3], number(r[4]), number(r[5]), 0.0,  causal, none};
+         return Args{g,    f[0], f[1],         f[2],         r[0], r[1],   r[6], r[7], at::Tensor(),
+                     r[2], r[3], number(r[4]), number(r[5]), 0.0,  causal, none};
        }},
   };
 }
@@ -159,9 +168,14 @@ TEST(GpuProducts, OfScaledEights) {
   const at::Tensor b = floats({48, 64}).sin().to(at::kCUDA, at::kFloat8_e4m3fn).t();
   const auto options = at::TensorOptions().device(at::kCUDA).dtype(at::kFloat);
   for (const bool rows : {false, true}) {
-    const Args args = {a,    b,    at::full(rows ? at::IntArrayRef{32, 1} : at::IntArrayRef{}, 0.5, options),
+    const Args args = {a,
+                       b,
+                       at::full(rows ? at::IntArrayRef{32, 1} : at::IntArrayRef{}, 0.5, options),
                        at::full(rows ? at::IntArrayRef{1, 48} : at::IntArrayRef{}, 2.0, options),
-                       none, none, at::kBFloat16, false};
+                       none,
+                       none,
+                       at::kBFloat16,
+                       false};
     Tensors expected;
     try {
       expected = plain("aten::_scaled_mm", args);
@@ -174,7 +188,8 @@ TEST(GpuProducts, OfScaledEights) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCUDA, {1});
       const PlainCall call("aten::_scaled_mm", args);
       Tensors operands;
-      for (const at::Tensor& tensor : call.tensors()) operands.push_back(distribute_tensor(tensor, mesh, {Replicate()}));
+      for (const at::Tensor& tensor : call.tensors())
+        operands.push_back(distribute_tensor(tensor, mesh, {Replicate()}));
       operands[0] = distribute_tensor(a, mesh, {Shard(0)});
       if (rows) operands[2] = distribute_tensor(call.tensors()[2], mesh, {Shard(0)});
       const NoRuleGuard strict(NoRule::kRefuse);

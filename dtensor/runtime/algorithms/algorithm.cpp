@@ -92,6 +92,15 @@ at::Tensor AlgorithmCall::merged_result(const at::Tensor& part, std::size_t k, R
                result.dims(), result.partials());
 }
 
+at::Tensor AlgorithmCall::merged_numbers(const at::Tensor& parts, std::size_t k, ReduceOp op) const {
+  const Partials& whole = decision_.outputs[k]->partials();
+  Partials partial = whole;
+  for (const std::int64_t m : decision_.local.algorithm_dims) partial[m] = op;
+  DimLayouts dims;
+  dims.push_back({Factor{parts.size(0), {}}});
+  return moved(parts, TensorMeta(Dims{parts.size(0)}, dtype_of(parts.scalar_type())), dims, partial, dims, whole);
+}
+
 at::Tensor AlgorithmCall::gathered(const at::Tensor& piece, std::size_t i, std::int64_t dim) const {
   Factor factor{piece.size(dim), {}};
   for (const std::int64_t m : decision_.local.algorithm_dims) {
@@ -130,9 +139,8 @@ c10::ScalarType AlgorithmCall::type(std::size_t k) const {
 }
 
 AlgorithmFn find_algorithm(std::string_view name) {
-  for (const auto& table :
-       {softmax_algorithms(), norm_algorithms(), order_algorithms(), index_algorithms(), loss_algorithms(),
-        product_algorithms()}) {
+  for (const auto& table : {softmax_algorithms(), norm_algorithms(), order_algorithms(), index_algorithms(),
+                            loss_algorithms(), product_algorithms()}) {
     for (const NamedAlgorithm& algorithm : table) {
       if (algorithm.name == name) return algorithm.run;
     }

@@ -62,9 +62,9 @@ Results scaled_mm(const AlgorithmCall& call) {
   const at::Tensor right = padded(padded(b, 0, summed, k), 1, columns, n).t().contiguous().t();
   const at::Tensor bias = padded(call.tensor(4), 0, columns, n);
   const at::Tensor scales = padded(call.tensor(3), 1, columns, n);
-  const at::Tensor result = run(call, {left, right, call.tensor(2), n == columns ? call.tensor(3) : scales.contiguous(),
-                                       bias.defined() ? c10::IValue(bias) : c10::IValue(), call.arg(5), call.arg(6),
-                                       call.arg(7)});
+  const at::Tensor result =
+      run(call, {left, right, call.tensor(2), n == columns ? call.tensor(3) : scales.contiguous(),
+                 bias.defined() ? c10::IValue(bias) : c10::IValue(), call.arg(5), call.arg(6), call.arg(7)});
   return {result.narrow(1, 0, columns)};
 }
 
