@@ -16,6 +16,7 @@
 #include "dtensor/parallel/fully_shard.h"
 #include "dtensor/parallel/styles.h"
 #include "dtensor/runtime/accumulate.h"
+#include "dtensor/runtime/clip.h"
 #include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/explain.h"
 #include "dtensor/runtime/factories.h"

@@ -1,4 +1,4 @@
-#include "dtensor/runtime/lists.h"
+#include "dtensor/runtime/lists_impl.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

@@ -7,7 +7,7 @@
 
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
-#include "dtensor/runtime/lists.h"
+#include "dtensor/runtime/lists_impl.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/record.h"
 #include "dtensor/runtime/redistribute.h"

@@ -156,9 +156,9 @@ TEST(GptCommunication, FullyShardedUnitsGatherTwiceAndScatterOnce) {
 
 TEST(GptCommunication, DataParallelReducesInOneBucket) {
   EXPECT_EQ(per_block("dp=4", {}), Counts());
-  // Two more are numbers: the sum of the losses, and of their weights, over all of the batch.
+  // One more are two numbers: the sum of the losses, and of their weights, over all of the batch.
   const Sent sent = sent_by("dp=4", {}, even_gpt(2));
-  EXPECT_EQ(sent.count, (Counts{{"all-reduce dp", 3}}));
+  EXPECT_EQ(sent.count, (Counts{{"all-reduce dp", 2}}));
 }
 
 }  // namespace

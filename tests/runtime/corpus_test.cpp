@@ -4,8 +4,10 @@
 
 #include "dtensor/comm/world.h"
 #include "dtensor/core/error.h"
+#include "dtensor/runtime/clip.h"
 #include "dtensor/runtime/local_map.h"
 #include "dtensor/runtime/payload.h"
+#include "dtensor/runtime/random.h"
 #include "dtensor/runtime/tensor.h"
 #include "dtensor/testing/parts.h"
 #include "tests/runtime/helpers.h"
@@ -211,6 +213,77 @@ TEST(Corpus, TransformersIssue46113ClipGradNormScalesWhatLiesAnyhow) {
     std::vector<at::Tensor> mine = {laid(a, mesh, "S(0)"), laid(b, mesh, "R"), laid(c, mesh, "P(sum)")};
     EXPECT_NEAR(clipped(mine), norm, 1e-9);
     for (std::size_t i = 0; i < mine.size(); ++i) expect_whole(mine[i].grad(), plain[i].grad());
+  });
+}
+
+// A gather in one go over both mesh dims takes the pieces of a nested cut for those of a flat one: rows are lost.
+TEST(Corpus, Issue194457NestedUnevenCutsAreGatheredAsTheyAreCut) {
+  on_ranks({2, 2}, [&](const auto& mesh) {
+    for (const std::int64_t rows : {5, 3, 6, 7, 9}) {
+      const at::Tensor x = numbers({rows, 3});
+      for (const char* placements : {"S(0),S(0)", "S(0,2),S(0)"}) {
+        const DTensor d = laid(x, mesh, placements);
+        expect_whole(d.redistribute({Replicate(), Replicate()}), x);
+        expect_whole(d.redistribute({Shard(1), Replicate()}), x);
+        expect_whole(d.redistribute({Replicate(), Shard(0)}), x);
+      }
+    }
+  });
+}
+
+TEST(Corpus, Issue180346And180501ClipNormOverDifferentMeshes) {
+  const at::Tensor a = numbers({5, 2}), b = numbers({3}, 1), c = numbers({2, 3}, 2);
+  const auto with_gradients = [](const std::vector<at::Tensor>& leaves) {
+    for (const at::Tensor& leaf : leaves) {
+      leaf.requires_grad_(true);
+      (leaf * leaf).sum().backward();
+    }
+    return leaves;
+  };
+  const std::vector<at::Tensor> plain = {a.clone(), b.clone(), c.clone()};
+  const double norm = torch::nn::utils::clip_grad_norm_(with_gradients(plain), 0.5);
+  run_ranks(4, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"a", "b"});
+    const std::vector<at::Tensor> mine = {distribute_tensor(a, mesh, {Shard(0), Replicate()}),
+                                          distribute_tensor(b, mesh["a"], {Shard(0)}),
+                                          distribute_tensor(c, mesh["b"], {Replicate()})};
+    EXPECT_NEAR(clip_grad_norm_(with_gradients(mine), 0.5), norm, 1e-9);
+    for (std::size_t i = 0; i < mine.size(); ++i) expect_whole(mine[i].grad(), plain[i].grad());
+  });
+}
+
+// Numbers are the tensor's: the same on every mesh and placement.
+TEST(Corpus, Issue168058RandomNumbersDoNotDependOnTheLayout) {
+  std::vector<at::Tensor> drawn;
+  for (const Dims& shape : {Dims{1}, Dims{3}, Dims{2, 2}}) {
+    for (const bool first : {true, false}) {
+      at::Tensor whole;
+      run_ranks(Mesh::make(shape).size(), [&](World& world) {
+        const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
+        manual_seed(world, 7);
+        const Placements placements(shape.size(), Shard(first ? 0 : 1));
+        const DTensor x = randn({5, 4}, mesh, placements);
+        const at::Tensor both = at::stack({x.full_tensor(), DTensor(at::dropout(x, 0.5, true)).full_tensor()});
+        if (world.rank() == 0) whole = both;
+      });
+      drawn.push_back(whole);
+    }
+  }
+  for (const at::Tensor& other : drawn) EXPECT_TRUE(at::equal(other, drawn[0]));
+}
+
+// A seed counts whenever it is set, and what is drawn afterwards starts from it.
+TEST(Corpus, Issue160482ASeedIsHeardAtAnyTime) {
+  run_ranks(2, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    manual_seed(world, 3);
+    const at::Tensor first = rand({6}, mesh, {Shard(0)}).full_tensor();
+    const at::Tensor second = rand({6}, mesh, {Shard(0)}).full_tensor();
+    EXPECT_FALSE(at::equal(first, second));
+    manual_seed(world, 3);
+    EXPECT_TRUE(at::equal(rand({6}, mesh, {Shard(0)}).full_tensor(), first));
+    manual_seed(world, 4);
+    EXPECT_FALSE(at::equal(rand({6}, mesh, {Shard(0)}).full_tensor(), first));
   });
 }
 

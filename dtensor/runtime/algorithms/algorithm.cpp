@@ -95,6 +95,15 @@ at::Tensor AlgorithmCall::merged_result(const at::Tensor& part, std::size_t k, R
                result.dims(), result.partials());
 }
 
+at::Tensor AlgorithmCall::merged_numbers(const at::Tensor& parts, std::size_t k, ReduceOp op) const {
+  const Partials& whole = decision_.outputs[k]->partials();
+  Partials partial = whole;
+  for (const std::int64_t m : decision_.local.algorithm_dims) partial[m] = op;
+  DimLayouts dims;
+  dims.push_back({Factor{parts.size(0), {}}});
+  return moved(parts, TensorMeta(Dims{parts.size(0)}, dtype_of(parts.scalar_type())), dims, partial, dims, whole);
+}
+
 at::Tensor AlgorithmCall::gathered(const at::Tensor& piece, std::size_t i, std::int64_t dim) const {
   Factor factor{piece.size(dim), {}};
   for (const std::int64_t m : decision_.local.algorithm_dims) {

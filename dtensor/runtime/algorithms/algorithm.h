@@ -41,6 +41,8 @@ class AlgorithmCall {
   at::Tensor merged(const at::Tensor& part, std::size_t i, const std::vector<std::int64_t>& over, ReduceOp op) const;
   // The same for a part of result k.
   at::Tensor merged_result(const at::Tensor& part, std::size_t k, ReduceOp op) const;
+  // Several numbers at once, each of which lies as result k, a number, does: [n].
+  at::Tensor merged_numbers(const at::Tensor& parts, std::size_t k, ReduceOp op) const;
 
   // Pieces that are as long along `dim` on every rank of the algorithm's mesh dims, and otherwise like argument i: one
   // after the other. pieces() says whose they are, as coordinates that differ from this rank's on these mesh dims only.

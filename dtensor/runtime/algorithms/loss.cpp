@@ -2,6 +2,7 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/nll_loss_backward.h>
 #include <ATen/ops/nll_loss_forward.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include "dtensor/runtime/algorithms/algorithm.h"
@@ -38,10 +39,11 @@ Results nll_loss(const AlgorithmCall& call) {
     const std::int64_t local = each ? reduction : std::int64_t{at::Reduction::Sum};
     std::tie(loss, total) = at::nll_loss_forward(x, target, optional(weight), local, kElsewhere);
   }
-  loss = call.merged_result(loss, 0, ReduceOp::kSum);
-  if (each) return {loss, at::zeros(call.shape(1), x.options())};
-  total = call.merged_result(total, 1, ReduceOp::kSum);
-  return {reduction == at::Reduction::Mean ? loss.div(total) : loss, total};
+  if (each) return {call.merged_result(loss, 0, ReduceOp::kSum), at::zeros(call.shape(1), x.options())};
+  // Both are numbers that lie alike: they go together.
+  const at::Tensor both = call.merged_numbers(at::stack({loss, total}), 0, ReduceOp::kSum);
+  loss = both[0], total = both[1];
+  return {reduction == at::Reduction::Mean ? loss.div(total) : loss.clone(), total.clone()};
 }
 
 // (gradient, input, target, weight, reduction, ignored class, total weight)
