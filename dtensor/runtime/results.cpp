@@ -5,6 +5,7 @@
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <functional>
@@ -71,10 +72,16 @@ std::vector<std::optional<TensorMeta>> metas_on(const torch::jit::Stack& stack) 
   return results;
 }
 
+// In libtorch 1.13 that of convolutions is made of others that have none.
+bool fails_without_data(const LocalCall& call) {
+  return TORCH_VERSION_MAJOR < 2 && call.info.name.rfind("aten::convolution", 0) == 0;
+}
+
 // The operator itself on tensors without data.
 GlobalResults from_meta_kernel(const LocalCall& call) {
   // Asked first: finding out by the exception that calling it throws takes milliseconds.
-  if (has_mask(call) || !call.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return std::nullopt;
+  if (has_mask(call) || fails_without_data(call) || !call.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
+    return std::nullopt;
   torch::jit::Stack stack =
       with_tensors(call, [&](std::size_t operand) { return meta_tensor(call.operands[operand].payload->spec.meta()); });
   // Results without data, too, where a device is named.
