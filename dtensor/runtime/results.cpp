@@ -6,6 +6,7 @@
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/full.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <functional>
@@ -72,10 +73,16 @@ std::vector<std::optional<TensorMeta>> metas_on(const torch::jit::Stack& stack) 
   return results;
 }
 
+// In libtorch 1.13 that of convolutions is made of others that have none.
+bool fails_without_data(const LocalCall& call) {
+  return TORCH_VERSION_MAJOR < 2 && call.info.name.rfind("aten::convolution", 0) == 0;
+}
+
 // The operator itself on tensors without data.
 GlobalResults from_meta_kernel(const LocalCall& call) {
   // Asked first: finding out by the exception that calling it throws takes milliseconds.
-  if (has_mask(call) || !call.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return std::nullopt;
+  if (has_mask(call) || fails_without_data(call) || !call.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
+    return std::nullopt;
   torch::jit::Stack stack =
       with_tensors(call, [&](std::size_t operand) { return meta_tensor(call.operands[operand].payload->spec.meta()); });
   // Results without data, too, where a device is named.
@@ -185,6 +192,7 @@ enum class Look : std::uint8_t {
   kSelected,           // the first operand with the second's number of elements along a dim
   kBins,               // as many numbers of the first operand's type as the second argument says
   kGrouped,            // products of matrices, some of them cut into groups
+  kScaledProduct,      // a product of matrices, of the type that is asked for
   kBatchNorm,          // the input, and in training mean and rstd of its channels
   kBatchNormEval,      // the input, no statistics, and nothing in reserve
 };
@@ -194,6 +202,7 @@ const std::map<std::string_view, Look>& looks() {
       {"aten::_batch_norm_no_update", Look::kBatchNormEval},
       {"aten::_grouped_mm", Look::kGrouped},
       {"aten::_native_batch_norm_legit", Look::kBatchNorm},
+      {"aten::_scaled_mm", Look::kScaledProduct},
       {"aten::abs", Look::kReal},
       {"aten::cholesky", Look::kLike0},
       {"aten::cholesky_inverse", Look::kLike0},
@@ -324,6 +333,12 @@ TensorMeta selected(const LocalCall& call) {
   return {shape, self.dtype()};
 }
 
+// The type that an argument asks for, if it does.
+DType asked_type(const LocalCall& call, std::size_t arg, DType otherwise) {
+  const c10::IValue& type = call.arg(arg);
+  return type.isNone() ? otherwise : dtype_of(type.toScalarType());
+}
+
 // (self, mat2, ends of groups): of two matrices there is one product for each group; else groups are side by side.
 TensorMeta grouped(const LocalCall& call) {
   const TensorMeta& a = call.operands[0].payload->spec.meta();
@@ -331,8 +346,7 @@ TensorMeta grouped(const LocalCall& call) {
   Dims shape = {a.shape()[a.ndim() - 2], b.shape()[b.ndim() - 1]};
   if (a.ndim() == 3 && b.ndim() == 3) shape.insert(0, a.shape()[0]);
   if (a.ndim() == 2 && b.ndim() == 2) shape.insert(0, call.operands[2].payload->spec.meta().numel());
-  const c10::IValue& type = call.arg(4);
-  return {shape, type.isNone() ? a.dtype() : dtype_of(type.toScalarType())};
+  return {shape, asked_type(call, 4, a.dtype())};
 }
 
 // (input, weight, bias, running mean, running variance, …)
@@ -393,6 +407,8 @@ GlobalResults from_table(const LocalCall& call) {
       return One{TensorMeta(Dims{call.arg(1).toInt()}, meta(0).dtype())};
     case Look::kGrouped:
       return One{grouped(call)};
+    case Look::kScaledProduct:
+      return One{TensorMeta({meta(0).shape()[0], meta(1).shape()[1]}, asked_type(call, 6, meta(0).dtype()))};
     case Look::kBatchNorm:
       return batch_norm(call, call.arg(5).toBool());
     case Look::kBatchNormEval: {

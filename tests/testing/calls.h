@@ -11,6 +11,7 @@ namespace dtensor::testing {
 struct Call {
   std::string op;
   std::vector<c10::IValue> args;
+  bool again = false;  // what it misses another call of the operator misses, too: not counted twice
 };
 
 // Of all rows that this libtorch knows. Operators with arguments of any shape and simple ones besides are called in a
