@@ -126,6 +126,7 @@ void add_diagonals(Calls& c) {
   c.push_back({"aten::block_diag", {Tensors{x, floats({2, 3}, 1)}}});
   c.push_back({"aten::renorm", {x, 2, 0, 0.5}});
   c.push_back({"aten::_pdist_forward", {x, 2.0}});
+  c.push_back({"aten::_pdist_backward", {floats({10}), x, 2.0, at::_pdist_forward(x, 2.0)}});
 }
 
 void add_surgery(Calls& c) {
