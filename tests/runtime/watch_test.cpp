@@ -3,7 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/histc.h>
+#include <ATen/ops/bincount.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
@@ -144,9 +144,10 @@ TEST(NoRule, IsRefusedWhenAskedTo) {
   run_ranks(2, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
     const DTensor x = distribute_tensor(numbers({4, 4}), mesh, {Shard(0)});
+    const DTensor counts = distribute_tensor(at::ones({4}, at::kLong), mesh, {Shard(0)});
     const NoRuleGuard guard(NoRule::kRefuse);
-    EXPECT_EQ(error_of([&] { at::histc(x); }).find("[aten::"), 0);
-    EXPECT_NE(error_of([&] { at::histc(x); }).find("has no rule"), std::string::npos);
+    EXPECT_EQ(error_of([&] { at::bincount(counts); }).find("[aten::"), 0);
+    EXPECT_NE(error_of([&] { at::bincount(counts); }).find("has no rule"), std::string::npos);
     // Its ranks would draw different numbers.
     EXPECT_NE(error_of([&] { at::poisson(x); }).find("random operator without a rule"), std::string::npos);
   });
