@@ -23,6 +23,7 @@ using Tensors = std::vector<at::Tensor>;
 using Use = GatherUnit::Use;
 
 const std::string kReason = "it goes to where the first of its index lies";
+const std::string kSameFound = "found_inf is the same on every rank";
 
 [[noreturn]] void refuse_plain(const std::string& op, const at::Tensor& plain) {
   fail_invalid(op, {.what = "a plain tensor beside a distributed one",
@@ -201,7 +202,7 @@ void note_cuts(const Spec& spec, std::set<std::int64_t>& cut) {
 void run_unscale(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(kAboveUs);
   const ListCall call(op, *stack);
-  const CommCause cause(call.name(), "found_inf is the same on every rank");
+  const CommCause cause(call.name(), kSameFound);
   const at::Tensor found = call.args()[1].toTensor(), scale = call.number(call.args()[2].toTensor());
   std::vector<OnMesh> meshes;
   std::vector<Guest> moved;

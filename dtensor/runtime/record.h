@@ -58,6 +58,9 @@ class CommPolicyGuard {
 class CommCause {
  public:
   CommCause(const std::string& op, const std::string& reason, bool asked = false);
+  // Both are only pointed to.
+  CommCause(const std::string& op, std::string&& reason, bool asked = false) = delete;
+  CommCause(std::string&& op, const std::string& reason, bool asked = false) = delete;
   ~CommCause();
   CommCause(const CommCause&) = delete;
   CommCause& operator=(const CommCause&) = delete;
