@@ -144,13 +144,22 @@ TEST(World, RanksOutsideAMeshTakePartInNothing) {
 
 TEST(World, MeshDimsCanHaveTheirOwnTimeout) {
   const auto start = std::chrono::steady_clock::now();
-  const std::string text = error_of([] {
-    run_ranks(2, [](World& world) {
+  std::atomic<bool> timed_out = false;
+  const std::string text = error_of([&] {
+    run_ranks(2, [&](World& world) {
       const auto mesh =
           init_device_mesh(world, at::kCPU, {2}, {"tp"}, {{"tp", {.timeout = std::chrono::milliseconds(50)}}});
       world.group()->barrier()->wait();  // the same ranks, with the world's timeout
-      if (world.rank() == 0) world.group(mesh, "tp")->barrier()->wait();
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      if (world.rank() == 0) {
+        try {
+          world.group(mesh, "tp")->barrier()->wait();
+        } catch (const std::exception&) {
+          timed_out = true;
+          throw;
+        }
+      }
+      // Who leaves earlier is another error.
+      for (int ms = 0; ms < 1000 && !timed_out; ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
   });
   EXPECT_CONTAINS(text,
