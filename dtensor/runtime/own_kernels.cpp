@@ -1,6 +1,7 @@
 // Operators that have a kernel of their own below autograd, because no row can say what they do.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/diag_embed.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -29,6 +30,7 @@ struct OutForm {
 constexpr OutForm kOutForms[] = {
     {"aten::as_strided_copy.out", ""},
     {"aten::as_strided_scatter.out", ""},
+    {"aten::diag.out", ""},
     {"aten::nll_loss2d_backward.grad_input", ""},
     {"aten::nll_loss2d_forward.output", ""},
     {"aten::split_copy.Tensor_out", "Tensor"},
@@ -115,6 +117,13 @@ void run_as_strided_scatter(const c10::OperatorHandle& op, c10::DispatchKeySet, 
   stack->emplace_back(result);
 }
 
+// (self, diagonal); libtorch 1.13 makes it of a plain tensor.
+void run_diag(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const std::int64_t diagonal = torch::jit::pop(*stack).toInt();
+  const at::Tensor self = torch::jit::pop(*stack).toTensor();
+  stack->emplace_back(self.dim() == 1 ? at::diag_embed(self, diagonal) : self.diagonal(diagonal).clone());
+}
+
 using Kernel = void (*)(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
 
 Kernel kernel_of(const c10::OperatorName& name) {
@@ -125,10 +134,13 @@ Kernel kernel_of(const c10::OperatorName& name) {
   if (unscale && base.back() == '_') return run_unscale;
   // Lists of tensors, one call for each.
   if (fused || unscale || base.rfind("aten::_foreach_", 0) == 0) return run_made_of_others;
+  // libtorch 1.13 makes them of the others below autograd, later ones above.
+  if (base.rfind("aten::upsample_", 0) == 0 && name.overload_name.rfind("vec", 0) == 0) return run_made_of_others;
   if (!name.overload_name.empty()) return find_out_form(base + "." + name.overload_name) ? run_out : nullptr;
   if (base == "aten::allclose" || base == "aten::is_same_size") return run_made_of_others;
   if (base == "aten::as_strided_copy") return run_as_strided_copy;
   if (base == "aten::as_strided_scatter") return run_as_strided_scatter;
+  if (base == "aten::diag") return run_diag;
   return base == "aten::is_pinned" ? run_is_pinned : nullptr;
 }
 
