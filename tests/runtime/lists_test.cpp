@@ -63,7 +63,7 @@ void expect_all(const Tensors& got, const Tensors& expected) {
 }
 
 TEST(FusedOptimizer, RunsWhereItsParametersLie) {
-  if (!has_kernel("_fused_adam_")) GTEST_SKIP() << "no kernel for CPUs";
+  if (!has_kernel("_fused_adam_")) GTEST_SKIP() << "libtorch 1.13 has no such kernel for CPUs";
   const Tensors p = plain(0), g = plain(10), m = plain(20), v = {p[0].square(), p[1].square(), p[2].square()};
   const auto squares = [](const Tensors& of) { return Tensors{of[0].square(), of[1].square(), of[2].square()}; };
   step(adam(p, g, m, v));
@@ -85,7 +85,7 @@ TEST(FusedOptimizer, RunsWhereItsParametersLie) {
 
 // Gradients that lie elsewhere come, and stay where they are.
 TEST(FusedOptimizer, BringsGradientsToParameters) {
-  if (!has_kernel("_fused_adam_")) GTEST_SKIP() << "no kernel for CPUs";
+  if (!has_kernel("_fused_adam_")) GTEST_SKIP() << "libtorch 1.13 has no such kernel for CPUs";
   const Tensors p = plain(0), g = plain(10), m = plain(20), v = {p[0].square(), p[1].square(), p[2].square()};
   step(adam(p, g, m, v));
   run_ranks(3, [&](World& world) {
@@ -106,7 +106,7 @@ TEST(FusedOptimizer, BringsGradientsToParameters) {
 }
 
 TEST(FusedOptimizer, TakesParametersOfDifferentMeshesAndPlainOnes) {
-  if (!has_kernel("_fused_adam_")) GTEST_SKIP() << "no kernel for CPUs";
+  if (!has_kernel("_fused_adam_")) GTEST_SKIP() << "libtorch 1.13 has no such kernel for CPUs";
   const Tensors p = plain(0), g = plain(10), m = plain(20), v = {p[0].square(), p[1].square(), p[2].square()};
   step(adam(p, g, m, v));
   run_ranks(4, [&](World& world) {
@@ -125,7 +125,7 @@ TEST(FusedOptimizer, TakesParametersOfDifferentMeshesAndPlainOnes) {
 }
 
 TEST(FusedOptimizer, RefusesWhatDoesNotBelongTogether) {
-  if (!has_kernel("_fused_adam_")) GTEST_SKIP() << "no kernel for CPUs";
+  if (!has_kernel("_fused_adam_")) GTEST_SKIP() << "libtorch 1.13 has no such kernel for CPUs";
   run_ranks(2, [&](World& world) {
     const at::NoGradGuard no_grad;
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
@@ -142,7 +142,8 @@ TEST(FusedOptimizer, RefusesWhatDoesNotBelongTogether) {
 
 // A rank that has found nothing must know, too, and scalers keep plain tensors.
 TEST(Unscaling, FoundInfIsTheSameOnAllRanks) {
-  if (!has_kernel("_amp_foreach_non_finite_check_and_unscale_")) GTEST_SKIP() << "no kernel for CPUs";
+  if (!has_kernel("_amp_foreach_non_finite_check_and_unscale_"))
+    GTEST_SKIP() << "libtorch 1.13 has no such kernel for CPUs";
   run_ranks(4, [&](World& world) {
     const at::NoGradGuard no_grad;
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {4});
