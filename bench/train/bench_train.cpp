@@ -1,7 +1,18 @@
-// Tokens per second of the transformer of examples/gpt, beside plain libtorch on the same cores, in turns.
+// Tokens per second of the transformer of examples/gpt, beside plain libtorch on the same cores. All train at once,
+// each in a process of its own, and take turns of a few steps: what else the machine does meets them all alike.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -11,77 +22,157 @@
 
 namespace {
 
-double plain_speed(const Tokens& tokens, const TrainOptions& options) {
-  return train(tokens, options, nullptr, [](std::int64_t, double, const TrainResult&) {}).tokens_per_second();
-}
-
-double our_speed(const Tokens& tokens, const TrainOptions& options, const dtensor::Mesh& mesh) {
-  double speed = 0;
-  dtensor::run_ranks(mesh.size(), [&](dtensor::World& world) {
-    const dtensor::DeviceMesh ranks = dtensor::init_device_mesh(world, options.device, mesh);
-    const TrainResult result = train(tokens, options, &ranks, [](std::int64_t, double, const TrainResult&) {});
-    if (world.rank() == 0) speed = result.tokens_per_second();
-  });
-  return speed;
-}
+constexpr std::int64_t kBatch = 32, kContext = 64;
+constexpr int kStepsOfATurn = 3;  // the first of them is not counted: its memory is not in the caches
 
 struct Way {
-  std::string mesh;  // "": plain libtorch
-  bool fsdp = false;
+  const char* mesh;  // "": plain libtorch
+  bool fsdp;
+  const char* name;
+};
+constexpr Way kWays[] = {{"", false, "plain"},
+                         {"dp=1", false, "dp=1"},
+                         {"dp=2", false, "dp=2"},
+                         {"dp=2", true, "dp=2 fsdp"},
+                         {"tp=2", false, "tp=2"}};
+
+// Where the ranks of one training wait for their turn; whoever comes last tells what the last one took.
+class Turns {
+ public:
+  explicit Turns(std::int64_t ranks) : ranks_(ranks) {}
+
+  void after_step() {
+    std::unique_lock lock(mutex_);
+    const std::int64_t step = step_;
+    if (++arrived_ < ranks_) {
+      changed_.wait(lock, [&] { return step_ != step; });
+      return;
+    }
+    const auto now = std::chrono::steady_clock::now();
+    const std::int64_t in_turn = step % kStepsOfATurn;
+    if (in_turn == 0) start_ = now;
+    if (in_turn == kStepsOfATurn - 1) {
+      std::printf("%.9f\n", std::chrono::duration<double>(now - start_).count() / (kStepsOfATurn - 1));
+      std::fflush(stdout);
+      if (std::getchar() == EOF) std::_Exit(0);
+    }
+    arrived_ = 0;
+    ++step_;
+    changed_.notify_all();
+  }
+
+ private:
+  const std::int64_t ranks_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::int64_t arrived_ = 0, step_ = 0;
+  std::chrono::steady_clock::time_point start_;
 };
 
-double speed(const Way& way, std::int64_t width) {
+// Trains until nobody gives it a turn any more.
+void train_in_turns(const Way& way, std::int64_t width) {
   std::string text;
   for (int i = 0; i < 60000; ++i) text += static_cast<char>(' ' + (i * 7 + i / 13) % 95);
   const Tokens tokens(text);
   TrainOptions options;
-  options.model = {.vocabulary = tokens.vocabulary(), .context = 64, .width = width, .heads = 4, .layers = 2};
-  options.batch = 32;
-  options.steps = width < 512 ? 16 : 8;
+  options.model = {.vocabulary = tokens.vocabulary(), .context = kContext, .width = width, .heads = 4, .layers = 2};
+  options.batch = kBatch;
+  options.steps = std::numeric_limits<std::int64_t>::max();
   options.parallel.fsdp = way.fsdp;
-  return way.mesh.empty() ? plain_speed(tokens, options) : our_speed(tokens, options, dtensor::Mesh::parse(way.mesh));
+  const bool plain = *way.mesh == '\0';
+  const dtensor::Mesh mesh = dtensor::Mesh::parse(plain ? "dp=1" : way.mesh);
+  Turns turns(mesh.size());
+  const auto progress = [&](std::int64_t, double, const TrainResult&) { turns.after_step(); };
+  if (plain) {
+    train(tokens, options, nullptr, progress);
+    return;
+  }
+  dtensor::run_ranks(mesh.size(), [&](dtensor::World& world) {
+    const dtensor::DeviceMesh ranks = dtensor::init_device_mesh(world, options.device, mesh);
+    train(tokens, options, &ranks, progress);
+  });
 }
 
-// In a process of its own: OpenMP keeps the threads of whoever ran before, and makes everyone's wait shorter for it.
-double speed_alone(const std::string& self, const Way& way, std::int64_t width) {
-  const std::string command = self + " --one '" + way.mesh + "' " + (way.fsdp ? "1 " : "0 ") + std::to_string(width);
-  std::FILE* const pipe = popen(command.c_str(), "r");
-  double result = 0;
-  if (pipe == nullptr || std::fscanf(pipe, "%lf", &result) != 1) {
-    std::fprintf(stderr, "%s gave no speed\n", command.c_str());
+// One training in a process of its own: OpenMP keeps the threads of whoever ran before in a process.
+class Contender {
+ public:
+  Contender(const Way& way, std::int64_t width) {
+    std::array<int, 2> to{}, from{};
+    if (pipe(to.data()) != 0 || pipe(from.data()) != 0 || (pid_ = fork()) < 0) give_up("cannot start a process");
+    if (pid_ == 0) {
+      dup2(to[0], STDIN_FILENO);
+      dup2(from[1], STDOUT_FILENO);
+      for (int file = 3; file < 256; ++file) close(file);
+      const std::string number = std::to_string(&way - kWays), columns = std::to_string(width);
+      execl("/proc/self/exe", "bench_train", "--one", number.c_str(), columns.c_str(), nullptr);
+      std::_Exit(1);
+    }
+    close(to[0]);
+    close(from[1]);
+    to_ = fdopen(to[1], "w");
+    from_ = fdopen(from[0], "r");
+    read_seconds();  // the first turn comes unasked: memory, decisions
+  }
+  Contender(const Contender&) = delete;
+  Contender& operator=(const Contender&) = delete;
+  ~Contender() {
+    std::fclose(to_);
+    std::fclose(from_);
+    waitpid(pid_, nullptr, 0);
+  }
+
+  double turn() {  // seconds of a step
+    std::fputc('\n', to_);
+    std::fflush(to_);
+    return read_seconds();
+  }
+
+ private:
+  [[noreturn]] static void give_up(const char* why) {
+    std::fprintf(stderr, "bench_train: %s\n", why);
     std::exit(1);
   }
-  pclose(pipe);
-  return result;
+  double read_seconds() {
+    double seconds = 0;
+    if (std::fscanf(from_, "%lf", &seconds) != 1) give_up("a training ended");
+    return seconds;
+  }
+
+  pid_t pid_ = -1;
+  std::FILE *to_ = nullptr, *from_ = nullptr;
+};
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
 }
 
 }  // namespace
 
-// bench_train [rounds]; bench_train --one MESH FSDP WIDTH is one measurement.
+// bench_train [rounds]; bench_train --one WAY WIDTH is one of the trainings.
 int main(int argc, char** argv) {
-  if (argc == 5 && std::string(argv[1]) == "--one") {
-    std::printf("%f\n", speed({argv[2], std::string(argv[3]) == "1"}, std::atol(argv[4])));
+  if (argc == 4 && std::string(argv[1]) == "--one") {
+    train_in_turns(kWays[static_cast<std::size_t>(std::atoi(argv[2])) % std::size(kWays)], std::atol(argv[3]));
     return 0;
   }
-  const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 5;
-  std::printf("libtorch %s, %u cores; tokens/s, the best of %d rounds; the median of their ratios\n", TORCH_VERSION,
-              std::thread::hardware_concurrency(), rounds);
-  std::printf("%7s  %-16s %12s %12s  %s\n", "width", "ranks (threads)", "plain", "dtensor", "ratio");
+  const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 21;
+  std::printf("libtorch %s, %u cores; tokens/s and their ratio to plain in the same round, medians of %d rounds\n",
+              TORCH_VERSION, std::thread::hardware_concurrency(), rounds);
+  std::printf("%7s  %-16s %12s  %s\n", "width", "ranks (threads)", "tokens/s", "of plain");
   for (const std::int64_t width : {64, 128, 256, 512}) {
-    for (const Way& way : {Way{"dp=1"}, Way{"dp=2"}, Way{"dp=2", true}, Way{"tp=2"}}) {
-      double plain = 0, ours = 0;
-      std::vector<double> ratios;
-      for (int round = 0; round < rounds; ++round) {
-        const double plain_now = speed_alone(argv[0], {}, width), ours_now = speed_alone(argv[0], way, width);
-        plain = std::max(plain, plain_now);
-        ours = std::max(ours, ours_now);
-        ratios.push_back(ours_now / plain_now);
+    std::vector<std::unique_ptr<Contender>> contenders;
+    for (const Way& way : kWays) contenders.push_back(std::make_unique<Contender>(way, width));
+    std::vector<std::vector<double>> speeds(contenders.size()), ratios(contenders.size());
+    for (int round = 0; round < rounds; ++round) {
+      for (std::size_t way = 0; way < contenders.size(); ++way) {
+        speeds[way].push_back(kBatch * kContext / contenders[way]->turn());
+        ratios[way].push_back(speeds[way].back() / speeds[0].back());
       }
-      std::nth_element(ratios.begin(), ratios.begin() + rounds / 2, ratios.end());
-      std::printf("%7ld  %-16s %12.0f %12.0f  %.2f\n", static_cast<long>(width),
-                  (way.mesh + (way.fsdp ? " fsdp" : "")).c_str(), plain, ours,
-                  ratios[static_cast<std::size_t>(rounds / 2)]);
-      std::fflush(stdout);
     }
+    for (std::size_t way = 0; way < contenders.size(); ++way) {
+      std::printf("%7ld  %-16s %12.0f  %.2f\n", static_cast<long>(width), kWays[way].name, median(speeds[way]),
+                  median(ratios[way]));
+    }
+    std::fflush(stdout);
   }
 }
