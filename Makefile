@@ -76,8 +76,9 @@ bench-runtime:
 bench-train:
 	@bash cmake/setup.sh core comm bench
 	@$(find_torch); cmake -S . -B $$build -G Ninja -DTorch_DIR=$$prefix -DDTENSOR_BENCH=ON; \
-	cmake --build $$build -j $(JOBS) --target bench_train; $$build/bench/train/bench_train; \
-	python=$${prefix%/lib/python3*}/bin/python3; if [ -x "$$python" ]; then "$$python" bench/train/upstream.py; fi
+	cmake --build $$build -j $(JOBS) --target bench_train; \
+	python=$${prefix%/lib/python3*}/bin/python3; if [ -x "$$python" ]; then beside="$$python bench/train/upstream.py"; fi; \
+	$$build/bench/train/bench_train 15 $$beside
 
 # Planning, saving and loading checkpoints, beside dd and memcpy; 2 GB in BENCH_FOLDER.
 BENCH_FOLDER ?= $(or $(TMPDIR),/tmp)

@@ -29,12 +29,13 @@ struct Way {
   const char* mesh;  // "": plain libtorch
   bool fsdp;
   const char* name;
+  const char* upstream;  // what upstream.py calls it, if it does
 };
-constexpr Way kWays[] = {{"", false, "plain"},
-                         {"dp=1", false, "dp=1"},
-                         {"dp=2", false, "dp=2"},
-                         {"dp=2", true, "dp=2 fsdp"},
-                         {"tp=2", false, "tp=2"}};
+constexpr Way kWays[] = {{"", false, "plain", nullptr},
+                         {"dp=1", false, "dp=1", nullptr},
+                         {"dp=2", false, "dp=2", "dp"},
+                         {"dp=2", true, "dp=2 fsdp", "fsdp"},
+                         {"tp=2", false, "tp=2", "tp"}};
 
 // Where the ranks of one training wait for their turn; whoever comes last tells what the last one took.
 class Turns {
@@ -96,15 +97,17 @@ void train_in_turns(const Way& way, std::int64_t width) {
 // One training in a process of its own: OpenMP keeps the threads of whoever ran before in a process.
 class Contender {
  public:
-  Contender(const Way& way, std::int64_t width) {
+  explicit Contender(std::vector<std::string> command) {
     std::array<int, 2> to{}, from{};
     if (pipe(to.data()) != 0 || pipe(from.data()) != 0 || (pid_ = fork()) < 0) give_up("cannot start a process");
     if (pid_ == 0) {
       dup2(to[0], STDIN_FILENO);
       dup2(from[1], STDOUT_FILENO);
       for (int file = 3; file < 256; ++file) close(file);
-      const std::string number = std::to_string(&way - kWays), columns = std::to_string(width);
-      execl("/proc/self/exe", "bench_train", "--one", number.c_str(), columns.c_str(), nullptr);
+      std::vector<char*> words;
+      for (std::string& word : command) words.push_back(word.data());
+      words.push_back(nullptr);
+      execvp(words[0], words.data());
       std::_Exit(1);
     }
     close(to[0]);
@@ -149,29 +152,40 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-// bench_train [rounds]; bench_train --one WAY WIDTH is one of the trainings.
+// bench_train [rounds [python upstream.py]]; bench_train --one WAY WIDTH is one of the trainings.
 int main(int argc, char** argv) {
   if (argc == 4 && std::string(argv[1]) == "--one") {
     train_in_turns(kWays[static_cast<std::size_t>(std::atoi(argv[2])) % std::size(kWays)], std::atol(argv[3]));
     return 0;
   }
-  const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 21;
+  const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 15;
   std::printf("libtorch %s, %u cores; tokens/s and their ratio to plain in the same round, medians of %d rounds\n",
               TORCH_VERSION, std::thread::hardware_concurrency(), rounds);
-  std::printf("%7s  %-16s %12s  %s\n", "width", "ranks (threads)", "tokens/s", "of plain");
+  std::printf("%7s  %-16s %12s  %-10s %12s\n", "width", "ranks (threads)", "tokens/s", "of plain", "upstream");
   for (const std::int64_t width : {64, 128, 256, 512}) {
-    std::vector<std::unique_ptr<Contender>> contenders;
-    for (const Way& way : kWays) contenders.push_back(std::make_unique<Contender>(way, width));
-    std::vector<std::vector<double>> speeds(contenders.size()), ratios(contenders.size());
+    const std::string columns = std::to_string(width);
+    std::vector<std::unique_ptr<Contender>> ours, upstreams;
+    for (std::size_t way = 0; way < std::size(kWays); ++way) {
+      ours.push_back(std::make_unique<Contender>(
+          std::vector<std::string>{"/proc/self/exe", "--one", std::to_string(way), columns}));
+      upstreams.emplace_back();
+      if (argc < 4 || !kWays[way].upstream) continue;
+      upstreams.back() = std::make_unique<Contender>(
+          std::vector<std::string>{argv[2], argv[3], "--one", kWays[way].upstream, columns});
+    }
+    std::vector<std::vector<double>> speeds(ours.size()), ratios(ours.size()), upstream_speeds(ours.size());
     for (int round = 0; round < rounds; ++round) {
-      for (std::size_t way = 0; way < contenders.size(); ++way) {
-        speeds[way].push_back(kBatch * kContext / contenders[way]->turn());
+      for (std::size_t way = 0; way < ours.size(); ++way) {
+        speeds[way].push_back(kBatch * kContext / ours[way]->turn());
         ratios[way].push_back(speeds[way].back() / speeds[0].back());
+        if (upstreams[way]) upstream_speeds[way].push_back(kBatch * kContext / upstreams[way]->turn());
       }
     }
-    for (std::size_t way = 0; way < contenders.size(); ++way) {
-      std::printf("%7ld  %-16s %12.0f  %.2f\n", static_cast<long>(width), kWays[way].name, median(speeds[way]),
+    for (std::size_t way = 0; way < ours.size(); ++way) {
+      std::printf("%7ld  %-16s %12.0f  %-10.2f", static_cast<long>(width), kWays[way].name, median(speeds[way]),
                   median(ratios[way]));
+      if (upstreams[way]) std::printf(" %12.0f", median(upstream_speeds[way]));
+      std::printf("\n");
     }
     std::fflush(stdout);
   }

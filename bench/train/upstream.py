@@ -1,18 +1,20 @@
-"""The transformer of bench_train on PyTorch's own DTensor and FSDP2, over Gloo: python3 bench/train/upstream.py [rounds]"""
+"""The transformer of bench_train on PyTorch's own DTensor and FSDP2, two processes over Gloo, in turns with bench_train:
+upstream.py --one WAY WIDTH trains three steps for every line of its input and says what one of the last two took."""
 import os
+import socket
+import subprocess
 import sys
 import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-VOCABULARY, CONTEXT, HEADS, LAYERS, BATCH = 95, 64, 4, 2, 32
+VOCABULARY, CONTEXT, HEADS, LAYERS, BATCH, STEPS_OF_A_TURN = 95, 64, 4, 2, 32, 3
 
 
 class Block(torch.nn.Module):
@@ -55,10 +57,10 @@ class Gpt(torch.nn.Module):
         return self.head(self.norm(x))
 
 
-def speed(way, width, ranks, steps):
+def train(way, width, ranks):
     torch.manual_seed(1)
     model = Gpt(width)
-    mesh = init_device_mesh("cpu", (ranks,)) if way != "plain" else None
+    mesh = init_device_mesh("cpu", (ranks,))
     text = torch.randint(0, VOCABULARY, (BATCH, CONTEXT))
     if way == "fsdp":
         for block in model.blocks:
@@ -74,45 +76,45 @@ def speed(way, width, ranks, steps):
         for block in model.blocks:
             parallelize_module(block, mesh, plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
-    seconds = 0
-    for step in range(steps):
-        start = time.perf_counter()
+    step = 0
+    while True:
+        if step % STEPS_OF_A_TURN == 1:
+            start = time.perf_counter()
         optimizer.zero_grad()
         logits = model(text)
         loss = F.cross_entropy(logits.reshape(-1, VOCABULARY), text.reshape(-1))
         loss.backward()
         optimizer.step()
         (loss.full_tensor() if isinstance(loss, DTensor) else loss).item()
-        if step > 1:
-            seconds += time.perf_counter() - start
-    return BATCH * CONTEXT * (steps - 2) / seconds
+        step += 1
+        if step % STEPS_OF_A_TURN == 0:
+            after_turn((time.perf_counter() - start) / (STEPS_OF_A_TURN - 1))
 
 
-def work(rank, ranks, ways, widths, rounds, results):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29547", RANK=str(rank), WORLD_SIZE=str(ranks))
-    torch.set_num_threads(max(1, os.cpu_count() // ranks))
-    dist.init_process_group("gloo")
-    for width in widths:
-        for way in ways:
-            try:
-                best = max(speed(way, width, ranks, 16 if width < 512 else 8) for _ in range(rounds))
-                if rank == 0:
-                    results[(width, ranks, way)] = best
-            except Exception as error:  # upstream has no way for it: that is a result too
-                if rank == 0:
-                    results[(width, ranks, way)] = str(error).splitlines()[0][:60]
-    dist.destroy_process_group()
+def after_turn(seconds):
+    """Both ranks wait here until the first has been given another turn."""
+    go = torch.zeros(1)
+    if dist.get_rank() == 0:
+        print(f"{seconds:.9f}", flush=True)
+        go += sys.stdin.readline() != ""
+    dist.broadcast(go, 0)
+    if go.item() == 0:
+        os._exit(0)
 
 
 def main():
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    widths = [64, 128, 256, 512]
-    results = mp.Manager().dict()
-    mp.spawn(work, (1, ["plain", "dp"], widths, rounds, results), nprocs=1)
-    mp.spawn(work, (2, ["dp", "fsdp", "tp"], widths, rounds, results), nprocs=2)
-    print(f"PyTorch {torch.__version__}, {os.cpu_count()} cores; tokens/s, the best of {rounds} rounds")
-    for (width, ranks, way), value in sorted(results.items()):
-        print(f"{width:7}  {ranks} x {way:8} {value if isinstance(value, str) else format(value, '12.0f')}")
+    if len(sys.argv) != 4 or sys.argv[1] != "--one":
+        sys.exit(__doc__)
+    ranks = 2
+    if "RANK" not in os.environ:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+        os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE=str(ranks))
+        subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": "1"}, stdin=subprocess.DEVNULL)
+    torch.set_num_threads(max(1, os.cpu_count() // ranks))
+    dist.init_process_group("gloo")
+    train(sys.argv[2], int(sys.argv[3]), ranks)
 
 
 if __name__ == "__main__":

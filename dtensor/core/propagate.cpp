@@ -668,9 +668,12 @@ OrReason<CallLetters> letters_of(const OpRule& rule, const OpCall& call) {
   const auto instance = make_instance(rule, call);
   if (!instance) return Reason{instance.reason()};
   CallLetters letters{instance->in, instance->out};
-  for (const Sliding& dim : instance->sliding) {  // of no one size
-    for (auto* maps : {&letters.operands, &letters.results}) {
-      for (LetterMap& map : *maps) std::replace(map.begin(), map.end(), dim.letter, kWholeDim);
+  // What only an algorithm cuts the operator itself needs whole.
+  for (auto* maps : {&letters.operands, &letters.results}) {
+    for (LetterMap& map : *maps) {
+      for (std::int16_t& letter : map) {
+        if (letter != kWholeDim && instance->algorithmic[letter]) letter = kWholeDim;
+      }
     }
   }
   return letters;

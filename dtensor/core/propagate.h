@@ -88,7 +88,7 @@ struct Candidate {
 };
 
 // Which dims of the operands and results may be cut, and alike: the same number for the same letter of the rule's
-// pattern, kNoLetter where a dim must be whole. Results that are not given have none.
+// pattern, kNoLetter where a dim must be whole, or is cut by an algorithm only. Results that are not given have none.
 inline constexpr std::int16_t kNoLetter = -1;
 struct CallLetters {
   std::vector<InlineVec<std::int16_t, 6>> operands;

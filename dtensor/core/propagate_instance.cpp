@@ -181,6 +181,18 @@ class Builder {
     return letter;
   }
 
+  // May an algorithm cut the dims that conditions or `*` keep whole? One that puts slices together may.
+  bool merges(const TensorPattern& pattern) const {
+    return pattern.marked && rule_.algorithm->kind == Algorithm::Kind::kMerged;
+  }
+
+  std::int16_t any_letter_of(std::int64_t i) {
+    while (static_cast<std::int64_t>(marked_of_any_.size()) <= i) {
+      marked_of_any_.push_back(new_letter("*" + std::to_string(marked_of_any_.size()), true));
+    }
+    return marked_of_any_[i];
+  }
+
   // A letter; 0 for the dims of the ellipsis, of which only conditions without letters speak.
   bool may_cut(char c) const {
     return std::all_of(rule_.only_if.begin(), rule_.only_if.end(), [&](const OnlyIf& condition) {
@@ -216,7 +228,9 @@ class Builder {
     for (const DimToken& token : std::span(pattern.dims).subspan(static_cast<std::size_t>(skipped))) {
       switch (token.kind) {
         case DimToken::Kind::kLetter:
-          map.push_back(letter_of(token.letter));
+          map.push_back(merges(pattern) && !may_cut(token.letter)
+                            ? whole_letter_of(static_cast<char>(token.letter - 'a' + 'A'))
+                            : letter_of(token.letter));
           break;
         case DimToken::Kind::kWhole:
           map.push_back(pattern.marked ? whole_letter_of(token.letter) : kWholeDim);
@@ -247,7 +261,9 @@ class Builder {
           map.insert(static_cast<std::size_t>(std::clamp<std::int64_t>(stacked_at_, 0, ellipsis_)), kWholeDim);
           break;
         case DimToken::Kind::kAny:
-          for (std::int64_t d = others_of(pattern); d < ndim; ++d) map.push_back(kWholeDim);
+          for (std::int64_t d = others_of(pattern); d < ndim; ++d) {
+            map.push_back(merges(pattern) ? any_letter_of(d - others_of(pattern)) : kWholeDim);
+          }
           break;
       }
     }
@@ -322,8 +338,8 @@ class Builder {
   bool slides(std::int16_t letter) const { return rule_.window && result_.algorithmic[letter]; }
 
   // A letter has the size of the results' dim, else the largest. Where a tensor has size 1 instead it broadcasts: the
-  // letter is absent there (unless the row is `exact`). Any other size: the letter cannot be cut, unless windows slide
-  // over it.
+  // letter is absent there (unless the row is `exact`); likewise where it is empty (statistics that a batch norm has
+  // none of). Any other size: the letter cannot be cut, unless windows slide over it.
   void settle_sizes() {
     InlineVec<bool, 8> in_output(result_.letters.size(), false);
     for_each_dim([&](std::int16_t letter, std::int64_t size, bool output) {
@@ -337,7 +353,7 @@ class Builder {
       if (letter == kWholeDim) return;
       if (size == result_.letters[letter] || slides(letter))
         read[letter] = read[letter] || !output;
-      else if (size != 1 || rule_.exact)
+      else if (size > 1 || rule_.exact)
         whole[letter] = true;
     });
     for_each_dim([&](std::int16_t& letter, std::int64_t size, bool) {
@@ -454,7 +470,7 @@ class Builder {
     const ReduceOp op = rule_.reduce.value_or(ReduceOp::kSum);
     bool partial = false;
     for (std::size_t k = 0; k < row.out.size(); ++k) {
-      if (!call_.outputs[k] || has_letter(result_.out[k], letter)) continue;
+      if (!call_.outputs[k] || call_.outputs[k]->numel() == 0 || has_letter(result_.out[k], letter)) continue;
       row.out[k] = op;
       partial = true;
     }
@@ -569,6 +585,7 @@ class Builder {
   LetterMap letter_of_dim_;
   LetterMap marked_of_dim_;    // of marked tensors
   LetterMap marked_of_group_;  // likewise
+  LetterMap marked_of_any_;    // likewise
   InlineVec<bool, 8> used_;
 };
 

@@ -1,5 +1,6 @@
 // Operators that libtorch makes of others, and in which it mixes plain tensors of its own with the caller's, or reads
-// data: here they are told that these tensors are the same on all ranks, or given the data.
+// data: here they are told that these tensors are the same on all ranks, or given the data. And one that would choose a
+// kernel by the device.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <torch/library.h>
@@ -26,25 +27,37 @@ void reads_second(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   run_made_of_others(op, keys, stack);
 }
 
+// The last argument says whether a kernel of the device's maker may do it, which no mesh knows of.
+void takes_own_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  (*stack)[stack->size() - 1] = false;
+  run_made_of_others(op, keys, stack);
+}
+
+using Boxed = torch::CppFunction (*)();
+constexpr Boxed kMixes = [] { return torch::CppFunction::makeFromBoxedFunction<&mixes_constants>(); };
+constexpr Boxed kReads = [] { return torch::CppFunction::makeFromBoxedFunction<&reads_second>(); };
+constexpr Boxed kTakes = [] { return torch::CppFunction::makeFromBoxedFunction<&takes_own_kernel>(); };
+
 struct Composite {
   const char* name;
   const char* overload;
-  bool reads_second;
+  Boxed kernel;
 };
 constexpr Composite kComposites[] = {
-    {"combinations", "", false},
-    {"gru", "input", false},
-    {"lstm", "input", false},
-    {"nanquantile", "", false},
-    {"nanquantile", "scalar", false},
-    {"one_hot", "", false},
-    {"quantile", "", false},
-    {"quantile", "scalar", false},
-    {"rnn_relu", "input", false},
-    {"rnn_tanh", "input", false},
-    {"scaled_dot_product_attention", "", false},
-    {"tensor_split", "tensor_indices_or_sections", true},
-    {"unravel_index", "", false},
+    {"_batch_norm_impl_index", "", kTakes},
+    {"combinations", "", kMixes},
+    {"gru", "input", kMixes},
+    {"lstm", "input", kMixes},
+    {"nanquantile", "", kMixes},
+    {"nanquantile", "scalar", kMixes},
+    {"one_hot", "", kMixes},
+    {"quantile", "", kMixes},
+    {"quantile", "scalar", kMixes},
+    {"rnn_relu", "input", kMixes},
+    {"rnn_tanh", "input", kMixes},
+    {"scaled_dot_product_attention", "", kMixes},
+    {"tensor_split", "tensor_indices_or_sections", kReads},
+    {"unravel_index", "", kMixes},
 };
 
 }  // namespace
@@ -58,10 +71,7 @@ void register_composites() {
         c10::Dispatcher::singleton().findSchema({std::string("aten::") + composite.name, composite.overload});
     if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     const std::string full = composite.name + (*composite.overload ? "." + std::string(composite.overload) : "");
-    for (torch::Library* at : {library, below}) {
-      at->impl(full.c_str(), composite.reads_second ? torch::CppFunction::makeFromBoxedFunction<&reads_second>()
-                                                    : torch::CppFunction::makeFromBoxedFunction<&mixes_constants>());
-    }
+    for (torch::Library* at : {library, below}) at->impl(full.c_str(), composite.kernel());
   }
 }
 

@@ -217,6 +217,50 @@ TEST(AlgorithmBytes, AConvolutionOverPlanesCutBothWaysExchangesOnce) {
   });
 }
 
+// Over a cut batch, or cut planes: in training twice a number for each channel forward, and once two of them
+// back, of each rank; in use none.
+TEST(AlgorithmBytes, ABatchNormSendsANumberForEachChannel) {
+  constexpr std::int64_t kChannels = 64;
+  for (const std::int64_t cut : {0, 2}) {
+    run_ranks(kRanks, [&](World& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {kRanks}, {"dp"});
+      const auto whole = [&](const at::Tensor& t) { return distribute_tensor(t.to(at::kFloat), mesh, {Replicate()}); };
+      const at::Tensor x =
+          distribute_tensor(numbers({18, kChannels, 94, 32}).to(at::kFloat), mesh, {Shard(cut)}).requires_grad_(true);
+      const at::Tensor weight = whole(numbers({kChannels})), bias = whole(numbers({kChannels}));
+      const at::Tensor mean = whole(at::zeros({kChannels})), variance = whole(at::ones({kChannels}));
+      CommRecorder recorder;
+      const at::Tensor y = at::batch_norm(x, weight, bias, mean, variance, true, 0.1, 1e-5, true);
+      EXPECT_EQ(DTensor(y).placements(), Placements{Shard(cut)});
+      EXPECT_EQ(DTensor(mean).placements(), Placements{Replicate()});
+      ASSERT_EQ(recorder.events().size(), 2) << recorder.to_string();
+      for (const CommEvent& event : recorder.events()) {
+        EXPECT_EQ(event.op, "aten::native_batch_norm");
+        EXPECT_LE(event.bytes, (kRanks - 1) * kChannels * 4);
+      }
+      recorder.clear();
+      const at::Tensor gradient = torch::autograd::grad({y}, {x}, {at::ones_like(y)})[0];
+      EXPECT_EQ(DTensor(gradient).placements(), Placements{Shard(cut)});
+      ASSERT_EQ(recorder.events().size(), 1) << recorder.to_string();
+      EXPECT_LE(recorder.bytes(), 2 * (kRanks - 1) * kChannels * 4) << recorder.to_string();
+      recorder.clear();
+      at::batch_norm(x, weight, bias, mean, variance, false, 0.1, 1e-5, true);
+      EXPECT_TRUE(recorder.events().empty()) << recorder.to_string();
+    });
+  }
+  // Channels never meet.
+  run_ranks(kRanks, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {kRanks}, {"tp"});
+    const CommPolicyGuard forbidden(CommPolicy::kForbid);
+    const at::Tensor x = distribute_tensor(numbers({3, 6, 5}), mesh, {Shard(1)});
+    const at::Tensor some = distribute_tensor(numbers({6}).abs(), mesh, {Shard(0)});
+    for (const bool training : {true, false}) {
+      const at::Tensor y = at::batch_norm(x, some, some, some.clone(), some.clone(), training, 0.1, 1e-5, true);
+      EXPECT_EQ(DTensor(y).placements(), Placements{Shard(1)});
+    }
+  });
+}
+
 TEST(AlgorithmBytes, ASmallTensorIsMovedInstead) {
   run_ranks(2, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"tp"});

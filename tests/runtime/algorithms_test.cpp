@@ -37,6 +37,14 @@ Tensors picked(const at::Tensor& x, const std::tuple<at::Tensor, at::Tensor>& fo
   return {std::get<0>(found), x.gather(dim, std::get<1>(found))};
 }
 
+// And what it keeps of the batch.
+Tensors batch_norm(const Tensors& t, const std::function<at::Tensor(const at::Tensor&)>& other, bool training) {
+  const at::Tensor mean = other(numbers(t[1].sizes().vec(), 4.0).to(t[0].scalar_type()));
+  const at::Tensor variance = other(numbers(t[1].sizes().vec(), 5.0).abs().add(0.5).to(t[0].scalar_type()));
+  const at::Tensor y = at::batch_norm(t[0], t[1], t[2], mean, variance, training, 0.3, 1e-5, false);
+  return {y, mean, variance};
+}
+
 const std::vector<Case>& cases() {
   using T = const Tensors&;
   using F = const std::function<at::Tensor(const at::Tensor&)>&;
@@ -87,6 +95,14 @@ const std::vector<Case>& cases() {
        }},
       {"layer_norm", {{5, 7}, {7}, {7}}, [](T t, F) -> Tensors { return {at::layer_norm(t[0], {7}, t[1], t[2])}; }},
       {"layer_norm_bare", {{5, 7}}, [](T t, F) -> Tensors { return {at::layer_norm(t[0], {7})}; }},
+      {"batch_norm", {{5, 4, 3}, {4}, {4}}, [](T t, F other) { return batch_norm(t, other, true); }},
+      {"batch_norm_of_planes", {{3, 2, 5, 4}, {2}, {2}}, [](T t, F other) { return batch_norm(t, other, true); }},
+      {"batch_norm_in_use", {{5, 4, 3}, {4}, {4}}, [](T t, F other) { return batch_norm(t, other, false); }},
+      {"batch_norm_bare",
+       {{5, 4}},
+       [](T t, F) -> Tensors { return {at::batch_norm(t[0], {}, {}, {}, {}, true, 0.1, 1e-5, false)}; }},
+      {"group_norm", {{3, 6, 5}, {6}, {6}}, [](T t, F) -> Tensors { return {at::group_norm(t[0], 2, t[1], t[2])}; }},
+      {"group_norm_bare", {{2, 6, 3, 2}}, [](T t, F) -> Tensors { return {at::group_norm(t[0], 3)}; }},
       {"layer_norm_2d",
        {{3, 5, 4}, {5, 4}, {5, 4}},
        [](T t, F) -> Tensors {

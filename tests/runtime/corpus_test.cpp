@@ -8,6 +8,7 @@
 #include "dtensor/runtime/local_map.h"
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/random.h"
+#include "dtensor/runtime/record.h"
 #include "dtensor/runtime/tensor.h"
 #include "dtensor/testing/parts.h"
 #include "tests/runtime/helpers.h"
@@ -217,6 +218,27 @@ TEST(Corpus, TransformersIssue46113ClipGradNormScalesWhatLiesAnyhow) {
 }
 
 // A gather in one go over both mesh dims takes the pieces of a nested cut for those of a flat one: rows are lost.
+// There the way that was chosen needed a layout that nothing could bring about: what is cut along a dim joins a sum.
+TEST(Corpus, Issue177168AWayThatIsChosenCanBeGone) {
+  const at::Tensor a = numbers({3, 4, 5}, 0.2), b = numbers({3, 4, 6}, 1.1), c = numbers({3, 6, 5}, 2.3);
+  const at::Tensor expected = at::baddbmm(a, b, c, 0.5, 2);
+  const std::vector<std::pair<Dims, std::vector<const char*>>> layouts = {
+      {{3}, {"R", "S(0)", "S(1)", "S(2)", "P"}},
+      {{2, 2}, {"R,R", "S(0),S(1)", "S(2),S(1)", "S(1),P", "P,S(2)", "S(2),S(2)"}}};
+  for (const auto& [shape, all] : layouts) {
+    on_ranks(shape, [&, &all = all](const auto& mesh) {
+      for (const char* x : all) {
+        for (const char* y : all) {
+          for (const char* z : all) {
+            SCOPED_TRACE(std::string(x) + " " + y + " " + z);
+            expect_whole(at::baddbmm(laid(a, mesh, x), laid(b, mesh, y), laid(c, mesh, z), 0.5, 2), expected);
+          }
+        }
+      }
+    });
+  }
+}
+
 TEST(Corpus, Issue194457NestedUnevenCutsAreGatheredAsTheyAreCut) {
   on_ranks({2, 2}, [&](const auto& mesh) {
     for (const std::int64_t rows : {5, 3, 6, 7, 9}) {
@@ -240,16 +262,24 @@ TEST(Corpus, Issue180346And180501ClipNormOverDifferentMeshes) {
     }
     return leaves;
   };
-  const std::vector<at::Tensor> plain = {a.clone(), b.clone(), c.clone()};
-  const double norm = torch::nn::utils::clip_grad_norm_(with_gradients(plain), 0.5);
-  run_ranks(4, [&](World& world) {
-    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2}, {"a", "b"});
-    const std::vector<at::Tensor> mine = {distribute_tensor(a, mesh, {Shard(0), Replicate()}),
-                                          distribute_tensor(b, mesh["a"], {Shard(0)}),
-                                          distribute_tensor(c, mesh["b"], {Replicate()})};
-    EXPECT_NEAR(clip_grad_norm_(with_gradients(mine), 0.5), norm, 1e-9);
-    for (std::size_t i = 0; i < mine.size(); ++i) expect_whole(mine[i].grad(), plain[i].grad());
-  });
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const double type : {2.0, 1.0, 3.0, 0.0, kInfinity, -kInfinity}) {
+    const std::vector<at::Tensor> plain = {a.clone(), b.clone(), b.clone(), c.clone()};
+    const double norm = torch::nn::utils::clip_grad_norm_(with_gradients(plain), 0.05, type);
+    run_ranks(6, [&](World& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3, 2}, {"a", "b"});
+      const std::vector<at::Tensor> mine = {
+          distribute_tensor(a, mesh, {Shard(0), Replicate()}), distribute_tensor(b, mesh, {Replicate(), Shard(0)}),
+          distribute_tensor(b, mesh["a"], {Shard(0)}), distribute_tensor(c, mesh["b"], {Replicate()})};
+      with_gradients(mine);
+      CommRecorder recorder;
+      EXPECT_NEAR(clip_grad_norm_(mine, 0.05, type), norm, 1e-9) << type;
+      // One transfer for the first mesh, one for the second; every rank of the third holds it all.
+      EXPECT_EQ(recorder.events().size(), 2) << recorder.to_string();
+      for (const CommEvent& event : recorder.events()) EXPECT_LE(event.bytes, 2 * 5 * 8) << recorder.to_string();
+      for (std::size_t i = 0; i < mine.size(); ++i) expect_whole(mine[i].grad(), plain[i].grad());
+    });
+  }
 }
 
 // Numbers are the tensor's: the same on every mesh and placement.

@@ -32,6 +32,17 @@ at::Tensor laid_out(const at::Tensor& local, const Spec& spec, const Dims& at) {
   return result;
 }
 
+bool cuts(const DimLayouts& dims, std::int64_t mesh_dim) {
+  for (const auto& factors : dims) {
+    for (const Factor& factor : factors) {
+      for (const auto& cut : factor.cuts) {
+        if (cut.mesh_dim == mesh_dim) return true;
+      }
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 AlgorithmCall::AlgorithmCall(const LocalCall& call, const Prepared& prepared)
@@ -78,12 +89,14 @@ at::Tensor AlgorithmCall::merged(const at::Tensor& part, std::size_t i, const st
   Dims shape = spec(i).meta().shape();
   DimLayouts dims = spec(i).dims();
   for (const std::int64_t d : over) {
-    shape[d] = 1;
-    dims[d] = {Factor{1, {}}};
+    shape[d] = part.size(d);
+    dims[d] = {Factor{part.size(d), {}}};
   }
   const Partials whole = spec(i).partials();
   Partials partial = whole;
-  for (const std::int64_t m : decision_.local.algorithm_dims) partial[m] = op;
+  for (const std::int64_t m : decision_.local.algorithm_dims) {
+    if (!cuts(dims, m)) partial[m] = op;
+  }
   return moved(part, TensorMeta(shape, dtype_of(part.scalar_type())), dims, partial, dims, whole);
 }
 
