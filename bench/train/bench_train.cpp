@@ -71,13 +71,14 @@ class Turns {
 };
 
 // Trains until nobody gives it a turn any more.
-void train_in_turns(const Way& way, std::int64_t width) {
+void train_in_turns(const Way& way, std::int64_t width, bool cuda) {
   std::string text;
   for (int i = 0; i < 60000; ++i) text += static_cast<char>(' ' + (i * 7 + i / 13) % 95);
   const Tokens tokens(text);
   TrainOptions options;
   options.model = {.vocabulary = tokens.vocabulary(), .context = kContext, .width = width, .heads = 4, .layers = 2};
   options.batch = kBatch;
+  options.device = cuda ? at::kCUDA : at::kCPU;
   options.steps = std::numeric_limits<std::int64_t>::max();
   options.parallel.fsdp = way.fsdp;
   const bool plain = *way.mesh == '\0';
@@ -152,36 +153,44 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-// bench_train [rounds [python upstream.py]]; bench_train --one WAY WIDTH is one of the trainings.
+// bench_train [rounds [python upstream.py]], or bench_train cuda [rounds] for one rank on a GPU.
+// bench_train --one WAY WIDTH DEVICE is one of the trainings.
 int main(int argc, char** argv) {
-  if (argc == 4 && std::string(argv[1]) == "--one") {
-    train_in_turns(kWays[static_cast<std::size_t>(std::atoi(argv[2])) % std::size(kWays)], std::atol(argv[3]));
+  std::vector<std::string> args(argv + 1, argv + argc);
+  if (args.size() == 4 && args[0] == "--one") {
+    const auto way = static_cast<std::size_t>(std::stoul(args[1]));
+    train_in_turns(kWays[way % std::size(kWays)], std::stol(args[2]), args[3] == "cuda");
     return 0;
   }
-  const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 15;
-  std::printf("libtorch %s, %u cores; tokens/s and their ratio to plain in the same round, medians of %d rounds\n",
-              TORCH_VERSION, std::thread::hardware_concurrency(), rounds);
-  std::printf("%7s  %-16s %12s  %-10s %12s\n", "width", "ranks (threads)", "tokens/s", "of plain", "upstream");
-  for (const std::int64_t width : {64, 128, 256, 512}) {
+  const bool cuda = !args.empty() && args[0] == "cuda";
+  if (cuda) args.erase(args.begin());
+  const int rounds = args.empty() ? 15 : std::max(1, std::stoi(args[0]));
+  std::printf("libtorch %s, %s; tokens/s and their ratio to plain in the same round, medians of %d rounds\n",
+              TORCH_VERSION, cuda ? "a GPU" : (std::to_string(std::thread::hardware_concurrency()) + " cores").c_str(),
+              rounds);
+  std::printf("%7s  %-16s %12s  %-10s %12s\n", "width", "ranks", "tokens/s", "of plain", "upstream");
+  const std::size_t ways = cuda ? 2 : std::size(kWays);
+  for (const std::int64_t width : {64, 128, 256, 512, 1024}) {
+    if (width == (cuda ? 64 : 1024)) continue;
     const std::string columns = std::to_string(width);
     std::vector<std::unique_ptr<Contender>> ours, upstreams;
-    for (std::size_t way = 0; way < std::size(kWays); ++way) {
+    for (std::size_t way = 0; way < ways; ++way) {
       ours.push_back(std::make_unique<Contender>(
-          std::vector<std::string>{"/proc/self/exe", "--one", std::to_string(way), columns}));
+          std::vector<std::string>{"/proc/self/exe", "--one", std::to_string(way), columns, cuda ? "cuda" : "cpu"}));
       upstreams.emplace_back();
-      if (argc < 4 || !kWays[way].upstream) continue;
+      if (args.size() < 3 || !kWays[way].upstream) continue;
       upstreams.back() = std::make_unique<Contender>(
-          std::vector<std::string>{argv[2], argv[3], "--one", kWays[way].upstream, columns});
+          std::vector<std::string>{args[1], args[2], "--one", kWays[way].upstream, columns});
     }
-    std::vector<std::vector<double>> speeds(ours.size()), ratios(ours.size()), upstream_speeds(ours.size());
+    std::vector<std::vector<double>> speeds(ways), ratios(ways), upstream_speeds(ways);
     for (int round = 0; round < rounds; ++round) {
-      for (std::size_t way = 0; way < ours.size(); ++way) {
+      for (std::size_t way = 0; way < ways; ++way) {
         speeds[way].push_back(kBatch * kContext / ours[way]->turn());
         ratios[way].push_back(speeds[way].back() / speeds[0].back());
         if (upstreams[way]) upstream_speeds[way].push_back(kBatch * kContext / upstreams[way]->turn());
       }
     }
-    for (std::size_t way = 0; way < ours.size(); ++way) {
+    for (std::size_t way = 0; way < ways; ++way) {
       std::printf("%7ld  %-16s %12.0f  %-10.2f", static_cast<long>(width), kWays[way].name, median(speeds[way]),
                   median(ratios[way]));
       if (upstreams[way]) std::printf(" %12.0f", median(upstream_speeds[way]));

@@ -53,8 +53,7 @@ class Powers {
   double p_;
 };
 
-// With one transfer for a mesh: each rank puts together what it has. What several of them have alike the first one
-// adds.
+// One number for each gradient, with one transfer: of what several ranks have alike the first one counts it.
 at::Tensor on_mesh(const Powers& powers, const DeviceMesh& mesh, const Tensors& gradients) {
   std::vector<bool> cut(static_cast<std::size_t>(mesh.ndim()), false);
   const auto is_cut = [](const at::Tensor& gradient, std::size_t m) {

@@ -3,6 +3,7 @@
 // kernel by the device.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include "dtensor/runtime/dispatch.h"
@@ -27,16 +28,21 @@ void reads_second(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   run_made_of_others(op, keys, stack);
 }
 
-// The last argument says whether a kernel of the device's maker may do it, which no mesh knows of.
-void takes_own_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  (*stack)[stack->size() - 1] = false;
-  run_made_of_others(op, keys, stack);
+// Of batch norms libtorch would choose one by the device, whose results mean something to a kernel of the device's
+// maker alone: (input, weight, bias, running mean, running variance, training, momentum, eps, may choose).
+void takes_native(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  static const auto native = c10::Dispatcher::singleton().findSchemaOrThrow("aten::native_batch_norm", "");
+  torch::jit::pop(*stack);
+  const at::Tensor input = (*stack)[stack->size() - native.schema().arguments().size()].toTensor();
+  native.callBoxed(stack);
+  const at::Tensor reserved = at::empty({0}, c10::TensorOptions().dtype(at::kByte).device(input.device()));
+  torch::jit::push(*stack, reserved, std::int64_t{0});
 }
 
 using Boxed = torch::CppFunction (*)();
 constexpr Boxed kMixes = [] { return torch::CppFunction::makeFromBoxedFunction<&mixes_constants>(); };
 constexpr Boxed kReads = [] { return torch::CppFunction::makeFromBoxedFunction<&reads_second>(); };
-constexpr Boxed kTakes = [] { return torch::CppFunction::makeFromBoxedFunction<&takes_own_kernel>(); };
+constexpr Boxed kNative = [] { return torch::CppFunction::makeFromBoxedFunction<&takes_native>(); };
 
 struct Composite {
   const char* name;
@@ -44,7 +50,7 @@ struct Composite {
   Boxed kernel;
 };
 constexpr Composite kComposites[] = {
-    {"_batch_norm_impl_index", "", kTakes},
+    {"_batch_norm_impl_index", "", kNative},
     {"combinations", "", kMixes},
     {"gru", "input", kMixes},
     {"lstm", "input", kMixes},

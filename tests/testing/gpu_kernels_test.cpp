@@ -1,5 +1,5 @@
-// Kernels that only GPUs have: attention forward and backward, on parts and as a whole. One rank, which decides as many
-// would.
+// Kernels that only GPUs have: attention and norms forward and backward, on parts and as a whole. One rank, which
+// decides as many would.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -134,6 +134,57 @@ TEST(GpuAttention, RunsOnBatchesAndHeads) {
         }
       });
     }
+  }
+}
+
+// A maker's kernels for batch norms and fused RMS norms: by their rows, and by their algorithms.
+TEST(GpuNorms, RunOnBatchesAndOverCutDims) {
+  if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no GPU";
+  const auto numbers = [](std::vector<std::int64_t> sizes, double start) {
+    return floats(std::move(sizes), start).sin().to(at::kCUDA, at::kFloat);
+  };
+  using Run = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& mean,
+                                       const at::Tensor& variance)>;
+  const std::vector<std::pair<std::string, Run>> runs = {
+    {"batch norm in training",
+     [](const auto& x, const auto& weight, const auto& mean, const auto& variance) {
+       return at::batch_norm(x, weight, weight, mean, variance, true, 0.1, 1e-5, true);
+     }},
+    {"batch norm in use",
+     [](const auto& x, const auto& weight, const auto& mean, const auto& variance) {
+       return at::batch_norm(x, weight, weight, mean, variance, false, 0.1, 1e-5, true);
+     }},
+    {"group norm",
+     [](const auto& x, const auto& weight, const auto&, const auto&) { return at::group_norm(x, 2, weight, weight); }},
+#if TORCH_VERSION_MAJOR >= 2 && TORCH_VERSION_MINOR >= 9
+    {"rms norm",
+     [](const auto& x, const auto& weight, const auto&, const auto&) { return at::rms_norm(x, {8}, weight); }},
+#endif
+  };
+  for (const auto& [name, run] : runs) {
+    const at::Tensor x = numbers({6, 8, 4, 8}, 0), weight = numbers({8}, 1);
+    const auto whole = [&](const auto& lay) {
+      const at::Tensor input = lay(x.clone()).requires_grad_(true), scale = lay(weight.clone()).requires_grad_(true);
+      const at::Tensor mean = lay(numbers({8}, 2)), variance = lay(numbers({8}, 3).abs().add(0.5));
+      const at::Tensor y = run(input, scale, mean, variance);
+      (y * y * y).sum().backward();
+      return Tensors{y.detach(), input.grad(), scale.grad(), mean, variance};
+    };
+    const Tensors expected = whole([](const at::Tensor& t) { return t; });
+    run_ranks(1, [&](World& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCUDA, {1});
+      for (const bool algorithms : {false, true}) {
+        for (const std::int64_t dim : {0, 1, 2, 3}) {
+          const DecideGuard guard({.algorithms_first = algorithms});
+          const NoRuleGuard strict(NoRule::kRefuse);
+          const Tensors got = whole([&](const at::Tensor& t) -> at::Tensor {
+            return distribute_tensor(t, mesh, {t.dim() > 1 ? Placement(Shard(dim)) : Placement(Replicate())});
+          });
+          SCOPED_TRACE(name + " S(" + std::to_string(dim) + ")" + (algorithms ? " by its algorithm" : ""));
+          expect_alike(got, expected, got.size(), name);
+        }
+      }
+    });
   }
 }
 
