@@ -7,6 +7,9 @@
 #include <ATen/ops/_unsafe_view.h>
 #include <torch/library.h>
 
+#include <array>
+#include <optional>
+
 #include "dtensor/core/error.h"
 #include "dtensor/core/propagate.h"
 #include "dtensor/core/view.h"
@@ -30,6 +33,23 @@ Spec viewable(const Spec& spec, const Dims& shape) {
   return *decision->inputs[0];
 }
 
+// Does a view of this shape exist? Working it out takes microseconds, and a model asks the same again and again.
+bool is_view(const Spec& spec, const Dims& shape) {
+  struct Answer {
+    std::optional<Spec> spec;
+    Dims shape;
+    bool exists = false;
+  };
+  thread_local std::array<Answer, 64> answers;
+  std::size_t place = spec.hash();
+  for (const std::int64_t size : shape) place = place * 31 + static_cast<std::size_t>(size);
+  Answer& answer = answers[place % answers.size()];
+  if (!answer.spec || *answer.spec != spec || answer.shape != shape) {
+    answer = {spec, shape, static_cast<bool>(reshape(spec, shape))};
+  }
+  return answer.exists;
+}
+
 at::Tensor reshaped(const at::Tensor& self, at::IntArrayRef wanted) {
   const auto sizes = at::infer_size(wanted, self.numel());
   if (!at::detail::computeStride(self.sizes(), self.strides(), sizes)) {
@@ -37,7 +57,7 @@ at::Tensor reshaped(const at::Tensor& self, at::IntArrayRef wanted) {
   }
   const Payload& payload = payload_of(self);
   const Dims shape(sizes.begin(), sizes.end());
-  if (reshape(payload.spec, shape)) return self.view(sizes);
+  if (is_view(payload.spec, shape)) return self.view(sizes);
   const at::Tensor result = redistribute(self, viewable(payload.spec, shape), payload.mesh, {}).view(sizes);
   payload_of(result).lost_alias = payload.lost_alias ? payload.lost_alias : LostAlias(self);
   return result;
