@@ -167,5 +167,23 @@ TEST(Direct, WhatIsStillToBeReducedIsReducedInOrder) {
   });
 }
 
+// What integers become when they are divided is the program's choice.
+TEST(Direct, TheDefaultTypeDecidesAnew) {
+  const at::Tensor x = at::arange(6);
+  run_ranks(1, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"x"});
+    const at::Tensor dx = distribute_tensor(x, mesh, {Shard(0)});
+    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kFloat}) {
+      torch::set_default_dtype(c10::scalarTypeToTypeMeta(type));
+      for (int call = 0; call < 2; ++call) {
+        for (const at::Tensor& result : {at::div(dx, 4), at::div(dx, dx + 1), at::mul(dx, 1.5), dx.sqrt(), dx.exp()}) {
+          EXPECT_EQ(result.scalar_type(), type);
+          EXPECT_EQ(DTensor(result).to_local().scalar_type(), type);
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor
