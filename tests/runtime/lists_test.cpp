@@ -83,6 +83,39 @@ TEST(FusedOptimizer, RunsWhereItsParametersLie) {
   });
 }
 
+// With a scale the gradients are written; where an infinity was found nothing is.
+TEST(FusedOptimizer, ScalesBackAndSkips) {
+  if (!has_kernel("_fused_adam_")) GTEST_SKIP() << "libtorch 1.13 has no such kernel for CPUs";
+  for (const float found : {0.0F, 1.0F}) {
+    const auto args = [&](const Tensors& p, const Tensors& g, const Tensors& m, const Tensors& v, const Tensors& most) {
+      std::vector<c10::IValue> all = adam(p, g, m, v);
+      all[4] = most;
+      all[11] = true;
+      all[13] = at::full({}, 4.0, at::kFloat);
+      all[14] = at::full({}, found, at::kFloat);
+      return all;
+    };
+    const auto squares = [](const Tensors& of) { return Tensors{of[0].square(), of[1].square(), of[2].square()}; };
+    const Tensors p = plain(0), g = plain(10), m = plain(20), v = squares(p), most = squares(g);
+    step(args(p, g, m, v, most));
+    run_ranks(3, [&](World& world) {
+      const at::NoGradGuard no_grad;
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3});
+      const std::vector<Placements> cut = {{Shard(0)}, {Shard(0)}, {Shard(0)}};  // a rank has nothing of the last
+      const std::vector<Placements> other = {{Shard(1)}, {Replicate()}, {Partial()}};
+      const Tensors mine = laid(0, mesh, cut), grads = laid(10, mesh, other), first = laid(20, mesh, cut),
+                    second = squares(mine), largest = squares(grads);
+      step(args(mine, grads, first, second, largest));
+      expect_all(mine, p);
+      expect_all(grads, g);
+      expect_all(first, m);
+      expect_all(second, v);
+      expect_all(largest, most);
+      EXPECT_EQ(DTensor(grads[2]).placements(), other[2]);
+    });
+  }
+}
+
 // Gradients that lie elsewhere come, and stay where they are.
 TEST(FusedOptimizer, BringsGradientsToParameters) {
   if (!has_kernel("_fused_adam_")) GTEST_SKIP() << "libtorch 1.13 has no such kernel for CPUs";
@@ -161,6 +194,27 @@ TEST(Unscaling, FoundInfIsTheSameOnAllRanks) {
       EXPECT_EQ(recorder.events().size(), 1U) << recorder.to_string();
       EXPECT_EQ(testing::difference(DTensor(grads[0]).full_tensor(), whole * 0.5), "");
     }
+  });
+}
+
+// Ranks that are not in the mesh have no gradients, and no scale to show.
+TEST(Unscaling, TakesRanksOutsideTheMesh) {
+  if (!has_kernel("_amp_foreach_non_finite_check_and_unscale_"))
+    GTEST_SKIP() << "libtorch 1.13 has no such kernel for CPUs";
+  run_ranks(3, [&](World& world) {
+    const at::NoGradGuard no_grad;
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, Mesh::from_ranks({2}, {0, 2}));
+    at::Tensor whole = numbers({6, 2}).to(at::kFloat);
+    whole[5][1] = std::numeric_limits<float>::infinity();
+    const auto replica = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
+    const Tensors grads = {distribute_tensor(whole, mesh, {Shard(0)})};
+    const DTensor found = replica(at::zeros({1}, at::kFloat));
+    const PlainCall call("aten::_amp_foreach_non_finite_check_and_unscale_",
+                         {grads, found, replica(at::full({1}, 0.5, at::kFloat))});
+    call.run(call.tensors());
+    if (!mesh.contains_me()) return;
+    EXPECT_EQ(found.to_local().item<float>(), 1.0F);
+    EXPECT_EQ(testing::difference(DTensor(grads[0]).full_tensor(), whole * 0.5), "");
   });
 }
 
