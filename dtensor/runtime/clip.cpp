@@ -1,6 +1,7 @@
 #include "dtensor/runtime/clip.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 
@@ -32,12 +33,14 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
     if (!parameter.grad().defined()) continue;
     gradients.push_back(parameter.grad());
     const at::Tensor norm = norm_of(gradients.back(), norm_type);
-    norms.push_back(norms.empty() ? norm : norm.to(norms.front().options()));
+    norms.push_back(norms.empty() ? norm : norm.to(norms.front().device()));
   }
   if (norms.empty()) return 0;
-  const at::Tensor total = at::linalg_vector_norm(at::stack(norms), norm_type);
+  // Together they are of the widest type. Of order 0 libtorch counts the gradients.
+  const at::Tensor total = norm_type == 0 ? at::full({}, static_cast<double>(norms.size()), at::kDouble)
+                                          : at::linalg_vector_norm(at::stack(norms), norm_type);
   const at::Tensor factor = total.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1);
-  for (const at::Tensor& gradient : gradients) gradient.mul_(factor.to(gradient.scalar_type()));
+  for (const at::Tensor& gradient : gradients) gradient.mul_(factor.to(gradient.device(), gradient.scalar_type()));
   return total.item<double>();
 }
 

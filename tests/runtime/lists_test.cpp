@@ -6,6 +6,7 @@
 
 #include "dtensor/comm/world.h"
 #include "dtensor/core/error.h"
+#include "dtensor/runtime/clip.h"
 #include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/record.h"
@@ -234,6 +235,59 @@ TEST(ListOut, SplitsIntoWhatIsGiven) {
     split(outs);
     expect_all(outs, x.split_with_sizes({2, 3}));
     EXPECT_NE(error_of([&] { split({outs[0]}); }).find("not of their number and shapes"), std::string::npos);
+  });
+}
+
+// ---- clipping
+
+// Gradients, as they are: of parameters that lie the same way.
+Tensors with_gradients(const Tensors& gradients) {
+  Tensors parameters;
+  for (const at::Tensor& gradient : gradients) {
+    parameters.push_back(at::zeros_like(gradient).requires_grad_(true));
+    parameters.back().mutable_grad() = gradient;
+  }
+  return parameters;
+}
+
+TEST(Clipping, IsThatOfTheWholeForAnyNorm) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const auto gradients = [] { return Tensors{numbers({5, 4}), numbers({2}, 3), at::zeros({3}, at::kDouble)}; };
+  for (const double type : {2.0, 1.0, 0.5, 0.0, -1.0, 3.0, kInfinity, -kInfinity}) {
+    const Tensors plain = with_gradients(gradients());
+    const double norm = torch::nn::utils::clip_grad_norm_(plain, 0.3, type);
+    run_ranks(4, [&](World& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {4});
+      const Tensors whole = gradients();
+      const Tensors mine = with_gradients({distribute_tensor(whole[0], mesh, {Shard(0)}),
+                                           distribute_tensor(whole[1], mesh, {Shard(0)}),  // two ranks have nothing
+                                           distribute_tensor(whole[2], mesh, {Replicate()})});
+      EXPECT_NEAR(clip_grad_norm_(mine, 0.3, type), norm, 1e-9) << type;
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        EXPECT_EQ(testing::difference(DTensor(mine[i].grad()).full_tensor(), plain[i].grad()), "") << type;
+      }
+    });
+  }
+}
+
+// The norm of all is of the widest type, whichever gradient is first.
+TEST(Clipping, TakesGradientsOfDifferentTypesAndNone) {
+  const auto gradients = [] {
+    return Tensors{at::ones({4}, at::kBFloat16), at::full({4}, 1e5, at::kFloat), at::ones({4}, at::kDouble)};
+  };
+  const Tensors plain = with_gradients(gradients());
+  const double norm = torch::nn::utils::clip_grad_norm_(plain, 1e5);
+  run_ranks(2, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    Tensors mine;
+    for (const at::Tensor& gradient : gradients()) mine.push_back(distribute_tensor(gradient, mesh, {Shard(0)}));
+    mine = with_gradients(mine);
+    EXPECT_NEAR(clip_grad_norm_(mine, 1e5), norm, 1e-9 * norm);
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      EXPECT_EQ(testing::difference(DTensor(mine[i].grad()).full_tensor(), plain[i].grad()), "") << i;
+    }
+    EXPECT_EQ(clip_grad_norm_({}, 1), 0);
+    EXPECT_EQ(clip_grad_norm_({mine[0].detach()}, 1), 0);
   });
 }
 
