@@ -26,25 +26,37 @@ void reads_second(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   run_made_of_others(op, keys, stack);
 }
 
+// Without gradients libtorch reads the data of what lies on a CPU; the form that says where it was found does not.
+void finds_places(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::Dispatcher::singleton().findSchemaOrThrow("aten::max_pool1d_with_indices", "").callBoxed(stack);
+  torch::jit::drop(*stack, 1);
+}
+
+template <void (*run)(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*)>
+torch::CppFunction kernel() {
+  return torch::CppFunction::makeFromBoxedFunction<run>();
+}
+
 struct Composite {
   const char* name;
   const char* overload;
-  bool reads_second;
+  torch::CppFunction (*make)() = kernel<&mixes_constants>;
 };
 constexpr Composite kComposites[] = {
-    {"combinations", "", false},
-    {"gru", "input", false},
-    {"lstm", "input", false},
-    {"nanquantile", "", false},
-    {"nanquantile", "scalar", false},
-    {"one_hot", "", false},
-    {"quantile", "", false},
-    {"quantile", "scalar", false},
-    {"rnn_relu", "input", false},
-    {"rnn_tanh", "input", false},
-    {"scaled_dot_product_attention", "", false},
-    {"tensor_split", "tensor_indices_or_sections", true},
-    {"unravel_index", "", false},
+    {"combinations", ""},
+    {"gru", "input"},
+    {"lstm", "input"},
+    {"max_pool1d", "", kernel<&finds_places>},
+    {"nanquantile", ""},
+    {"nanquantile", "scalar"},
+    {"one_hot", ""},
+    {"quantile", ""},
+    {"quantile", "scalar"},
+    {"rnn_relu", "input"},
+    {"rnn_tanh", "input"},
+    {"scaled_dot_product_attention", ""},
+    {"tensor_split", "tensor_indices_or_sections", kernel<&reads_second>},
+    {"unravel_index", ""},
 };
 
 }  // namespace
@@ -58,10 +70,7 @@ void register_composites() {
         c10::Dispatcher::singleton().findSchema({std::string("aten::") + composite.name, composite.overload});
     if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     const std::string full = composite.name + (*composite.overload ? "." + std::string(composite.overload) : "");
-    for (torch::Library* at : {library, below}) {
-      at->impl(full.c_str(), composite.reads_second ? torch::CppFunction::makeFromBoxedFunction<&reads_second>()
-                                                    : torch::CppFunction::makeFromBoxedFunction<&mixes_constants>());
-    }
+    for (torch::Library* at : {library, below}) at->impl(full.c_str(), composite.make());
   }
 }
 
