@@ -311,9 +311,13 @@ Spec spec_for(const std::string& name, const at::Tensor& parameter, const MeshDi
                                  .got = "\"" + name + "\", " + meta_of(parameter).to_string(),
                                  .advice = "a parameter of shape [1]"});
   }
+  // In one buffer all lie by rows.
+  const TensorMeta meta(Dims(parameter.sizes().begin(), parameter.sizes().end()), dtype_of(parameter.scalar_type()));
   const Placements whole(static_cast<std::size_t>(at.mesh.ndim()), Replicate());
-  const Spec now = is_dtensor(parameter) ? payload_of(parameter).spec : Spec::make(meta_of(parameter), at.mesh, whole);
-  return with_placement_on(now, at.dim, Shard(0));
+  if (!is_dtensor(parameter)) return with_placement_on(Spec::make(meta, at.mesh, whole), at.dim, Shard(0));
+  const Spec& now = payload_of(parameter).spec;
+  const Spec by_rows = expect_spec(Spec::from_dims(meta, at.mesh, now.dims(), now.partials()), "fully_shard");
+  return with_placement_on(by_rows, at.dim, Shard(0));
 }
 
 }  // namespace

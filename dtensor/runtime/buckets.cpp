@@ -52,10 +52,16 @@ Spec row_spec(const Spec& like, std::int64_t length, c10::ScalarType type, std::
   return Spec::make(TensorMeta(Dims{rows, length}, dtype_of(type)), mesh, placements);
 }
 
-// The result of one reduction, for all who wait for it.
-struct Reduced {
-  std::shared_ptr<Execution> execution;
-  at::Tensor row() { return execution->result().view({-1}); }
+// A part where its room in a row begins, in the order of memory that its spec says.
+struct InRow {
+  InRow(const Spec& spec, const Dims& coordinate)
+      : shape(spec.local_shape(coordinate)), stride(spec.local_stride(coordinate)) {}
+  at::Tensor of(const at::Tensor& row, std::int64_t at) const {
+    return row.as_strided({shape.data(), shape.size()}, {stride.data(), stride.size()}, row.storage_offset() + at);
+  }
+  bool is(const at::Tensor& part) const { return part.strides() == at::IntArrayRef(stride.data(), stride.size()); }
+
+  Dims shape, stride;
 };
 
 }  // namespace
@@ -146,27 +152,27 @@ void GradientBucket::reduce_alike(const std::vector<Member>& members) {
 
   at::Tensor row;
   if (mesh->contains_me()) {
-    if (members.size() == 1 && !options_.scatter_dim && first.local.numel() == room && first.local.is_contiguous() &&
-        first.local.scalar_type() == sent) {
+    Dims coordinate = *mesh->coordinate();
+    if (members.size() == 1 && !options_.scatter_dim && first.local.numel() == room &&
+        InRow(payload_of(members[0].gradient).spec, coordinate).is(first.local) && first.local.scalar_type() == sent) {
       // Where it lies, if nobody else has it.
-      row = std::exchange(payload_of(members[0].gradient).unreduced()->local, at::Tensor()).view({1, -1});
+      row = std::exchange(payload_of(members[0].gradient).unreduced()->local, at::Tensor());
+      row = row.as_strided({1, room}, {room, 1}, row.storage_offset());
     } else {
       row = at::empty({1, room * parts}, first.local.options().dtype(sent));
       std::int64_t at = 0;
       std::vector<std::int64_t> taken(members.size(), 0);
-      Dims coordinate = *mesh->coordinate();
       for (std::int64_t part = 0; part < parts; ++part) {
         if (options_.scatter_dim) coordinate[static_cast<std::size_t>(*options_.scatter_dim)] = part;
         for (std::size_t i = 0; i < members.size(); ++i) {
           const Member& member = members[i];
-          const Payload& payload = payload_of(member.gradient);
+          const InRow place(payload_of(member.gradient).spec, coordinate);
           at::Tensor piece = payload_of(member.gradient).unreduced()->local;
           if (options_.scatter_dim) {
-            const std::int64_t rows = payload.spec.local_shape(coordinate)[0];
-            piece = piece.narrow(0, taken[i], rows);
-            taken[i] += rows;
+            piece = piece.narrow(0, taken[i], place.shape[0]);
+            taken[i] += place.shape[0];
           }
-          row.narrow(1, at, piece.numel()).view(piece.sizes()).copy_(piece);
+          place.of(row, at).copy_(piece);
           // Nobody reads what is left of its room, and yet it is summed.
           if (piece.numel() < member.room) row.narrow(1, at + piece.numel(), member.room - piece.numel()).zero_();
           at += member.room;
@@ -174,7 +180,7 @@ void GradientBucket::reduce_alike(const std::vector<Member>& members) {
       }
     }
   }
-  const auto reduced = std::make_shared<Reduced>(Reduced{start(*mesh, make_plan(from, to), std::move(row))});
+  const std::shared_ptr<Execution> reduced = start(*mesh, make_plan(from, to), std::move(row));
   std::int64_t at = 0;
   for (const Member& member : members) {
     payload_of(member.gradient).unreduced().reset();
@@ -187,12 +193,11 @@ void GradientBucket::reduce_alike(const std::vector<Member>& members) {
       gradient = wrap(at::Tensor(), home, mesh);
       member.leaf.mutable_grad() = gradient;
     }
-    Dims shape;
-    if (mesh->contains_me()) shape = home.local_shape(*mesh->coordinate());
-    payload_of(gradient).set_pending([reduced, shape, at, type, inside = mesh->contains_me()]() -> at::Tensor {
-      if (!inside) return {};
-      const at::IntArrayRef sizes(shape.data(), shape.size());
-      return reduced->row().narrow(0, at, numel_of(shape)).view(sizes).to(type);
+    std::optional<InRow> place;
+    if (mesh->contains_me()) place.emplace(home, *mesh->coordinate());
+    payload_of(gradient).set_pending([reduced, place, at, type]() -> at::Tensor {
+      if (!place) return {};
+      return place->of(reduced->result(), at).to(type);
     });
     at += member.room;
   }

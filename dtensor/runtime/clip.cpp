@@ -38,12 +38,11 @@ class Powers {
     const at::Tensor norm = at::linalg_vector_norm(tensor, p_).to(at::kDouble);
     return has_root() ? norm.pow(p_) : norm;
   }
-  // Of one for each gradient. As libtorch has it, the norm of their norms: with p = 0 it counts those that are not
-  // zero.
+  // Of one for each gradient, which libtorch counts with p = 0.
   double norm(const at::Tensor& all) const {
     if (op() == ReduceOp::kMax) return all.max().item<double>();
     if (op() == ReduceOp::kMin) return all.min().item<double>();
-    if (p_ == 0) return all.ne(0).sum().item<double>();
+    if (p_ == 0) return static_cast<double>(all.numel());
     return std::pow(all.sum().item<double>(), 1 / p_);
   }
 

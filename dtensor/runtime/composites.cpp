@@ -1,6 +1,5 @@
 // Operators that libtorch makes of others, and in which it mixes plain tensors of its own with the caller's, or reads
-// data: here they are told that these tensors are the same on all ranks, or given the data. And one that would choose a
-// kernel by the device.
+// data: here they are told that these tensors are the same on all ranks, or given the data.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
@@ -28,6 +27,12 @@ void reads_second(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   run_made_of_others(op, keys, stack);
 }
 
+// Without gradients libtorch reads the data of what lies on a CPU; the form that says where it was found does not.
+void finds_places(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::Dispatcher::singleton().findSchemaOrThrow("aten::max_pool1d_with_indices", "").callBoxed(stack);
+  torch::jit::drop(*stack, 1);
+}
+
 // Of batch norms libtorch would choose one by the device, whose results mean something to a kernel of the device's
 // maker alone: (input, weight, bias, running mean, running variance, training, momentum, eps, may choose).
 void takes_native(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -39,31 +44,32 @@ void takes_native(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::S
   torch::jit::push(*stack, reserved, std::int64_t{0});
 }
 
-using Boxed = torch::CppFunction (*)();
-constexpr Boxed kMixes = [] { return torch::CppFunction::makeFromBoxedFunction<&mixes_constants>(); };
-constexpr Boxed kReads = [] { return torch::CppFunction::makeFromBoxedFunction<&reads_second>(); };
-constexpr Boxed kNative = [] { return torch::CppFunction::makeFromBoxedFunction<&takes_native>(); };
+template <void (*run)(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*)>
+torch::CppFunction kernel() {
+  return torch::CppFunction::makeFromBoxedFunction<run>();
+}
 
 struct Composite {
   const char* name;
   const char* overload;
-  Boxed kernel;
+  torch::CppFunction (*make)() = kernel<&mixes_constants>;
 };
 constexpr Composite kComposites[] = {
-    {"_batch_norm_impl_index", "", kNative},
-    {"combinations", "", kMixes},
-    {"gru", "input", kMixes},
-    {"lstm", "input", kMixes},
-    {"nanquantile", "", kMixes},
-    {"nanquantile", "scalar", kMixes},
-    {"one_hot", "", kMixes},
-    {"quantile", "", kMixes},
-    {"quantile", "scalar", kMixes},
-    {"rnn_relu", "input", kMixes},
-    {"rnn_tanh", "input", kMixes},
-    {"scaled_dot_product_attention", "", kMixes},
-    {"tensor_split", "tensor_indices_or_sections", kReads},
-    {"unravel_index", "", kMixes},
+    {"_batch_norm_impl_index", "", kernel<&takes_native>},
+    {"combinations", ""},
+    {"gru", "input"},
+    {"lstm", "input"},
+    {"max_pool1d", "", kernel<&finds_places>},
+    {"nanquantile", ""},
+    {"nanquantile", "scalar"},
+    {"one_hot", ""},
+    {"quantile", ""},
+    {"quantile", "scalar"},
+    {"rnn_relu", "input"},
+    {"rnn_tanh", "input"},
+    {"scaled_dot_product_attention", ""},
+    {"tensor_split", "tensor_indices_or_sections", kernel<&reads_second>},
+    {"unravel_index", ""},
 };
 
 }  // namespace
@@ -77,7 +83,7 @@ void register_composites() {
         c10::Dispatcher::singleton().findSchema({std::string("aten::") + composite.name, composite.overload});
     if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     const std::string full = composite.name + (*composite.overload ? "." + std::string(composite.overload) : "");
-    for (torch::Library* at : {library, below}) at->impl(full.c_str(), composite.kernel());
+    for (torch::Library* at : {library, below}) at->impl(full.c_str(), composite.make());
   }
 }
 

@@ -1,5 +1,7 @@
 #include "dtensor/runtime/decisions_impl.h"
 
+#include <c10/core/DefaultDtype.h>
+
 #include <algorithm>
 #include <bit>
 
@@ -25,7 +27,8 @@ std::vector<std::uint64_t>& memory() {
 CallKey::CallKey(const OpInfo& info, std::int64_t rank) : words_(memory()) {
   words_.clear();
   add(reinterpret_cast<std::uintptr_t>(&info));
-  add(static_cast<std::uint64_t>(rank));
+  // The default type is what integers become in a division, or with a number that is none.
+  add(static_cast<std::uint64_t>(rank) << 8 | static_cast<std::uint64_t>(c10::get_default_dtype_as_scalartype()));
 }
 
 void CallKey::add_number(std::size_t arg, std::size_t item, const at::Tensor& plain) {

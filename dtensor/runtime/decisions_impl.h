@@ -10,8 +10,8 @@
 
 namespace dtensor {
 
-// What a call's decision depends on, word by word: the operator, this rank, how the operands lie, then the static
-// arguments that matter.
+// What a call's decision depends on, word by word: the operator, this rank and the default type, how the operands lie,
+// then the static arguments that matter.
 class CallKey {
  public:
   // One at a time on a thread: they share their memory.

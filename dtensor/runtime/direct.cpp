@@ -23,6 +23,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <tuple>
 #include <type_traits>
 
 #include "dtensor/runtime/backward.h"
@@ -186,11 +187,13 @@ struct Direct<Op, Result(Args...)> {
         const c10::impl::ExcludeDispatchKeyGuard below(kAboveUs);
         if (at::GradMode::is_enabled()) (BringGradientsHome{}(args), ...);
         Local local{*prepared};
+        // In order, as braces are and arguments are not: what is reduced now is reduced with ranks of the general way.
+        const std::tuple<decltype(local(I, args))...> locals{local(I, args)...};
         if constexpr (kInPlace) {
-          Op::call(as_argument(local(I, args))...);
+          Op::call(as_argument(std::get<I>(locals))...);
           return first(args...);
         } else {
-          return wrapped(Op::call(as_argument(local(I, args))...), *prepared, *usable.first, args...);
+          return wrapped(Op::call(as_argument(std::get<I>(locals))...), *prepared, *usable.first, args...);
         }
       }
     }

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <optional>
@@ -225,7 +226,9 @@ void run_unscale(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
     if (guest.moved.defined()) moved.push_back(guest);
     if (guest.local.defined() && guest.local.numel() > 0) there.locals.push_back(guest.local);
   }
-  at::Tensor total = call.number(found).clone();
+  // A rank that is not in its mesh has nothing of it.
+  const at::Tensor before = call.number(found);
+  at::Tensor total = before.defined() ? before.clone() : at::zeros(found.sizes(), found.options());
   for (const OnMesh& there : meshes) {
     const at::Tensor mine = at::zeros_like(total);
     if (!there.locals.empty()) {

@@ -1,7 +1,7 @@
 #include "dtensor/runtime/module.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 
 #include <set>
 #include <utility>
@@ -84,9 +84,9 @@ void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const
   if (tensor.is_meta()) {
     at::Tensor local;
     if (mesh.contains_me()) {
-      const Dims shape = spec.local_shape(*mesh.coordinate());
-      local = at::empty({shape.data(), shape.size()},
-                        tensor.options().device(mesh.device() == DeviceKind::kCuda ? at::kCUDA : at::kCPU));
+      const Dims shape = spec.local_shape(*mesh.coordinate()), stride = spec.local_stride(*mesh.coordinate());
+      local = at::empty_strided({shape.data(), shape.size()}, {stride.data(), stride.size()},
+                                tensor.options().device(mesh.device() == DeviceKind::kCuda ? at::kCUDA : at::kCPU));
     }
     take_over(tensor, wrap(local, spec, shared));
     return;

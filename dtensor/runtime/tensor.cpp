@@ -168,7 +168,10 @@ DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, const 
   const Spec from = Spec::make(meta, origin, Placements(static_cast<std::size_t>(origin.ndim()), Replicate()));
   const at::Tensor mine = origin.contains(mesh.rank()) ? full.detach() : at::Tensor();
   at::Tensor local = execute(mesh, make_plan(from, to), mine);
-  if (local.defined() && local.is_alias_of(full)) local = local.clone();
+  // In order, as the spec says, where nothing was sent.
+  if (local.defined()) {
+    local = local.is_alias_of(full) ? local.clone(at::MemoryFormat::Contiguous) : local.contiguous();
+  }
   at::Tensor result = wrap(std::move(local), to, shared);
   if (full.requires_grad()) result.requires_grad_(true);
   return result;

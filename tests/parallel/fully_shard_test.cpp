@@ -59,6 +59,34 @@ TEST(FullyShard, EveryRankHoldsItsPart) {
   });
 }
 
+// Whatever order the parameters have in memory: gathered or not, they lie as they say.
+TEST(FullyShard, TakesParametersThatLieByColumns) {
+  const auto make = [] {
+    torch::nn::Conv2d net(torch::nn::Conv2dOptions(3, 5, 2));
+    net->to(at::kDouble);
+    const torch::NoGradGuard no_grad;
+    net->weight.set_data(numbers({5, 3, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast));
+    net->bias.copy_(numbers({5}, 2));
+    return net;
+  };
+  const auto loss = [](torch::nn::Conv2d& net, const at::Tensor& x) {
+    return net(x).pow(2).sum() + net->weight.view({5, -1}).pow(3).sum() + net->weight.permute({0, 2, 3, 1}).sum();
+  };
+  const at::Tensor x = numbers({6, 3, 4, 4}, 3);
+  auto plain = make();
+  const auto by_rows = [](torch::nn::Conv2d& net) { net->weight.set_data(net->weight.detach().contiguous()); };
+  by_rows(plain);
+  loss(plain, x).backward();
+  run_ranks(2, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
+    auto net = make();
+    fully_shard(*net, mesh);
+    loss(net, distribute_tensor(x, mesh, {Shard(0)})).backward();
+    EXPECT_TRUE(at::allclose(DTensor(net->weight.grad()).full_tensor(), plain->weight.grad(), 1e-9, 1e-9));
+    EXPECT_EQ(net->weight.grad().view({5, -1}).dim(), 2);
+  });
+}
+
 TEST(FullyShard, KeepsWhatItGatheredWhenAsked) {
   run_ranks(2, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});

@@ -628,6 +628,136 @@ TEST(AlgorithmEdges, HalosOfAnyWindows) {
   }
 }
 
+// A pooling, drawn: planes or boxes, of the largest (with its places) or of averages.
+Case random_pooling(sweep::Random& random) {
+  const std::int64_t ndim = 2 + random.below(2);
+  const bool largest = random.chance(2), ceil = random.chance(2), counts = random.chance(2), divides = random.chance(4);
+  std::vector<std::int64_t> x = {1 + random.below(2), 2}, kernel, stride, padding, dilation;
+  for (std::int64_t d = 0; d < ndim; ++d) {
+    kernel.push_back(1 + random.below(4));
+    const std::int64_t gap = largest ? 1 + random.below(2) : 1, span = (kernel.back() - 1) * gap + 1;
+    stride.push_back(1 + random.below(4));
+    dilation.push_back(gap);
+    padding.push_back(random.below(kernel.back() / 2 + 1));
+    // So that no window is all padding, for which libtorch names a place outside of the plane.
+    x.push_back((largest ? std::max(gap, span - 2 * padding.back()) : span) + random.below(5));
+  }
+  if (random.chance(3)) x.erase(x.begin());
+  std::ostringstream name;
+  const auto say = [&](const char* what, at::IntArrayRef numbers) { name << what << ' ' << numbers << ' '; };
+  say(largest ? "the largest of" : "the average of", x);
+  say("kernel", kernel);
+  say("stride", stride);
+  say("padding", padding);
+  say("dilation", dilation);
+  name << (ceil ? "ceil " : "") << (counts ? "with padding " : "") << (divides ? "by 3" : "");
+  return {name.str(), {x}, [=](const Tensors& t, const auto&) -> Tensors {
+            if (largest) {
+              const auto pool = ndim == 2 ? at::max_pool2d_with_indices : at::max_pool3d_with_indices;
+              const auto [values, places] = pool(t[0], kernel, stride, padding, dilation, ceil);
+              return {values, places.to(t[0].scalar_type())};
+            }
+            const auto pool = ndim == 2 ? at::avg_pool2d : at::avg_pool3d;
+            return {pool(t[0], kernel, stride, padding, ceil, counts,
+                         divides ? c10::optional<std::int64_t>(3) : c10::nullopt)};
+          }};
+}
+
+TEST(AlgorithmEdges, HalosOfAnyPools) {
+  const std::vector<Dims> meshes = {{2}, {3}, {4}, {2, 2}, {3, 2}};
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    sweep::Random random(seed);
+    const Case c = random_pooling(random);
+    const Dims shape = random.pick(meshes);
+    const auto ndim = static_cast<std::int64_t>(c.shapes[0].size());
+    Placements placements;
+    for (std::size_t m = 0; m < shape.size(); ++m) {
+      placements.push_back(Shard(random.chance(4) ? 0 : ndim - 1 - random.below(2)));
+    }
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Whole whole = run_whole(c, at::kDouble);
+    const TensorMeta meta(Dims(c.shapes[0].begin(), c.shapes[0].end()), DType::kF64);
+    const Spec spec = Spec::make(meta, Mesh::make(shape), placements);
+    run_ranks(Mesh::make(shape).size(), [&](World& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
+      const NoRuleGuard rules(NoRule::kRefuse);
+      const DecideGuard guard({.algorithms_first = true});
+      check(c, mesh, spec, whole.full, whole.expected, whole.gradients, 1e-9);
+      if (::testing::Test::HasFatalFailure()) throw std::runtime_error("a case failed");
+    });
+  }
+}
+
+// NaNs, ties and nothing but padding, in both orders of memory, there and back.
+TEST(AlgorithmEdges, HalosFindPlaces) {
+  const at::Tensor x = numbers({2, 3, 9, 7});
+  at::Tensor odd = x.masked_fill(x.gt(0.8), std::numeric_limits<double>::quiet_NaN());
+  odd.masked_fill_(odd.lt(0), -kInfinity);
+  const auto pool = [](const at::Tensor& t) {
+    return at::max_pool2d_with_indices(t, {3, 2}, {2, 1}, {1, 1}, {2, 2}, true);
+  };
+  const auto back = [](const at::Tensor& g, const at::Tensor& t, const at::Tensor& places) {
+    return at::max_pool2d_with_indices_backward(g, t, {3, 2}, {2, 1}, {1, 1}, {2, 2}, true, places);
+  };
+  for (const auto order : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+    for (const at::Tensor& t : {odd, at::full_like(x, -kInfinity)}) {
+      const at::Tensor plain = t.contiguous(order);
+      const auto [v, i] = pool(plain);
+      const at::Tensor gradient = numbers(v.sizes(), 3).contiguous(order), expected = back(gradient, plain, i);
+      run_ranks(4, [&, v = v, i = i](World& world) {
+        const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2});
+        const DecideGuard guard({.algorithms_first = true});
+        for (const std::int64_t dim : {3, 2, 1}) {
+          const auto laid = [&](const at::Tensor& whole) -> at::Tensor {
+            return distribute_tensor(whole, mesh, {Shard(2), Shard(dim)}).contiguous(order);
+          };
+          const at::Tensor mine = laid(t);
+          const auto [values, places] = pool(mine);
+          expect_parts(values, v, 0, "values");
+          expect_parts(places, i, 0, "places");
+          EXPECT_EQ(values.strides(), v.strides());
+          expect_parts(back(laid(gradient), mine, places), expected, 1e-12, "gradient");
+        }
+      });
+    }
+  }
+}
+
+// Of one dim, without gradients, too; of integers.
+TEST(AlgorithmEdges, HalosOfPoolsThatAreMadeOfOthers) {
+  const at::Tensor x = numbers({2, 3, 7}), planes = numbers({2, 3, 5, 7}).mul(10);
+  expect_like_plain(x, [](const at::Tensor& t) { return at::max_pool1d(t, 3, 2, 1); });
+  expect_like_plain(
+      x, [](const at::Tensor& t) { return at::avg_pool1d(t, 3, 2, 1); }, 1e-12);
+  expect_like_plain(planes.to(at::kLong), [](const at::Tensor& t) { return at::avg_pool2d(t, 3, 2, 1); });
+  if (TORCH_VERSION_MAJOR < 2) return;  // libtorch 1.13 does not take integers here
+  expect_like_plain(planes.to(at::kByte), [](const at::Tensor& t) { return at::max_pool2d(t, 3, 2, 1); });
+}
+
+TEST(AlgorithmEdges, HalosHaveSecondDerivatives) {
+  const at::Tensor x = numbers({2, 3, 9, 7}), w = numbers({4, 3, 3, 3}, 0.7), b = numbers({4}, 0.9);
+  const auto loss = [](const Tensors& t) {
+    const at::Tensor y = at::conv2d(t[0], t[1], t[2], {2, 1}, {1, 2}, {2, 1});
+    const Tensors first = torch::autograd::grad({y.pow(3).sum()}, t, {}, true, true);
+    return y.sum() + first[0].pow(2).sum() + first[1].pow(2).sum() + first[2].pow(2).sum();
+  };
+  const Tensors plain = {x.clone().requires_grad_(), w.clone().requires_grad_(), b.clone().requires_grad_()};
+  loss(plain).backward();
+  run_ranks(4, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2, 2});
+    const DecideGuard guard({.algorithms_first = true});
+    const Placements whole = {Replicate(), Replicate()};
+    for (const Placement& second :
+         {Placement(Shard(3)), Placement(Shard(2)), Placement(Shard(0)), Placement(Partial())}) {
+      const Tensors mine = {distribute_tensor(x, mesh, {Shard(2), second}).requires_grad_(),
+                            distribute_tensor(w, mesh, whole).requires_grad_(),
+                            distribute_tensor(b, mesh, whole).requires_grad_()};
+      loss(mine).backward();
+      for (std::size_t i = 0; i < mine.size(); ++i) expect_parts(mine[i].grad(), plain[i].grad(), 1e-7, "gradient");
+    }
+  });
+}
+
 // Each row of a sub-mesh has its own tensor, and talks to itself alone.
 TEST(AlgorithmEdges, HalosOnRowsOfASubMesh) {
   run_ranks(4, [](World& world) {

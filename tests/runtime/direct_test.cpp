@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "dtensor/comm/world.h"
+#include "dtensor/runtime/accumulate.h"
 #include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/tensor.h"
 #include "tests/runtime/helpers.h"
@@ -143,6 +144,43 @@ TEST(Direct, OtherCallsAreOthers) {
       EXPECT_NE(error.find("a plain tensor among distributed ones"), std::string::npos) << error;
       const ImplicitReplication guard;
       EXPECT_TRUE(at::equal(full(at::add(rows, y)), x + y));
+    }
+  });
+}
+
+// Ranks that have nothing of the operands go the general way, and yet all ranks reduce in the same order what waits.
+TEST(Direct, WhatIsStillToBeReducedIsReducedInOrder) {
+  const at::Tensor x = numbers({2, 4}), y = numbers({2, 4}, 3);
+  run_ranks(3, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"x"});
+    const at::Tensor a = distribute_tensor(x, mesh, {Shard(0)}).requires_grad_();
+    const at::Tensor b = distribute_tensor(y, mesh, {Shard(0)}).requires_grad_();
+    for (int call = 0; call < 2; ++call) static_cast<void>(at::sub(a.detach(), b.detach()));
+    {
+      const GradientAccumulation guard;
+      a.mul(2).backward(from_local(x, mesh, {Partial()}));
+      b.mul(2).backward(from_local(y, mesh, {Partial()}));
+    }
+    EXPECT_TRUE(at::allclose(full(at::sub(a.grad(), b.grad())), 6 * (x - y), 1e-12, 1e-12));
+    EXPECT_TRUE(at::allclose(full(a.grad()), 6 * x, 1e-12, 1e-12));
+    EXPECT_TRUE(at::allclose(full(b.grad()), 6 * y, 1e-12, 1e-12));
+  });
+}
+
+// What integers become when they are divided is the program's choice.
+TEST(Direct, TheDefaultTypeDecidesAnew) {
+  const at::Tensor x = at::arange(6);
+  run_ranks(1, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1}, {"x"});
+    const at::Tensor dx = distribute_tensor(x, mesh, {Shard(0)});
+    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kFloat}) {
+      torch::set_default_dtype(c10::scalarTypeToTypeMeta(type));
+      for (int call = 0; call < 2; ++call) {
+        for (const at::Tensor& result : {at::div(dx, 4), at::div(dx, dx + 1), at::mul(dx, 1.5), dx.sqrt(), dx.exp()}) {
+          EXPECT_EQ(result.scalar_type(), type);
+          EXPECT_EQ(DTensor(result).to_local().scalar_type(), type);
+        }
+      }
     }
   });
 }

@@ -6,6 +6,7 @@
 
 #include "dtensor/comm/world.h"
 #include "dtensor/core/error.h"
+#include "dtensor/runtime/clip.h"
 #include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/record.h"
@@ -81,6 +82,39 @@ TEST(FusedOptimizer, RunsWhereItsParametersLie) {
     expect_all(first, m);
     expect_all(second, v);
   });
+}
+
+// With a scale the gradients are written; where an infinity was found nothing is.
+TEST(FusedOptimizer, ScalesBackAndSkips) {
+  if (!has_kernel("_fused_adam_")) GTEST_SKIP() << "libtorch 1.13 has no such kernel for CPUs";
+  for (const float found : {0.0F, 1.0F}) {
+    const auto args = [&](const Tensors& p, const Tensors& g, const Tensors& m, const Tensors& v, const Tensors& most) {
+      std::vector<c10::IValue> all = adam(p, g, m, v);
+      all[4] = most;
+      all[11] = true;
+      all[13] = at::full({}, 4.0, at::kFloat);
+      all[14] = at::full({}, found, at::kFloat);
+      return all;
+    };
+    const auto squares = [](const Tensors& of) { return Tensors{of[0].square(), of[1].square(), of[2].square()}; };
+    const Tensors p = plain(0), g = plain(10), m = plain(20), v = squares(p), most = squares(g);
+    step(args(p, g, m, v, most));
+    run_ranks(3, [&](World& world) {
+      const at::NoGradGuard no_grad;
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3});
+      const std::vector<Placements> cut = {{Shard(0)}, {Shard(0)}, {Shard(0)}};  // a rank has nothing of the last
+      const std::vector<Placements> other = {{Shard(1)}, {Replicate()}, {Partial()}};
+      const Tensors mine = laid(0, mesh, cut), grads = laid(10, mesh, other), first = laid(20, mesh, cut),
+                    second = squares(mine), largest = squares(grads);
+      step(args(mine, grads, first, second, largest));
+      expect_all(mine, p);
+      expect_all(grads, g);
+      expect_all(first, m);
+      expect_all(second, v);
+      expect_all(largest, most);
+      EXPECT_EQ(DTensor(grads[2]).placements(), other[2]);
+    });
+  }
 }
 
 // Gradients that lie elsewhere come, and stay where they are.
@@ -164,6 +198,27 @@ TEST(Unscaling, FoundInfIsTheSameOnAllRanks) {
   });
 }
 
+// Ranks that are not in the mesh have no gradients, and no scale to show.
+TEST(Unscaling, TakesRanksOutsideTheMesh) {
+  if (!has_kernel("_amp_foreach_non_finite_check_and_unscale_"))
+    GTEST_SKIP() << "libtorch 1.13 has no such kernel for CPUs";
+  run_ranks(3, [&](World& world) {
+    const at::NoGradGuard no_grad;
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, Mesh::from_ranks({2}, {0, 2}));
+    at::Tensor whole = numbers({6, 2}).to(at::kFloat);
+    whole[5][1] = std::numeric_limits<float>::infinity();
+    const auto replica = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Replicate()}); };
+    const Tensors grads = {distribute_tensor(whole, mesh, {Shard(0)})};
+    const DTensor found = replica(at::zeros({1}, at::kFloat));
+    const PlainCall call("aten::_amp_foreach_non_finite_check_and_unscale_",
+                         {grads, found, replica(at::full({1}, 0.5, at::kFloat))});
+    call.run(call.tensors());
+    if (!mesh.contains_me()) return;
+    EXPECT_EQ(found.to_local().item<float>(), 1.0F);
+    EXPECT_EQ(testing::difference(DTensor(grads[0]).full_tensor(), whole * 0.5), "");
+  });
+}
+
 TEST(ListOut, SplitsIntoWhatIsGiven) {
   run_ranks(2, [&](World& world) {
     const at::NoGradGuard no_grad;
@@ -180,6 +235,59 @@ TEST(ListOut, SplitsIntoWhatIsGiven) {
     split(outs);
     expect_all(outs, x.split_with_sizes({2, 3}));
     EXPECT_NE(error_of([&] { split({outs[0]}); }).find("not of their number and shapes"), std::string::npos);
+  });
+}
+
+// ---- clipping
+
+// Gradients, as they are: of parameters that lie the same way.
+Tensors with_gradients(const Tensors& gradients) {
+  Tensors parameters;
+  for (const at::Tensor& gradient : gradients) {
+    parameters.push_back(at::zeros_like(gradient).requires_grad_(true));
+    parameters.back().mutable_grad() = gradient;
+  }
+  return parameters;
+}
+
+TEST(Clipping, IsThatOfTheWholeForAnyNorm) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const auto gradients = [] { return Tensors{numbers({5, 4}), numbers({2}, 3), at::zeros({3}, at::kDouble)}; };
+  for (const double type : {2.0, 1.0, 0.5, 0.0, -1.0, 3.0, kInfinity, -kInfinity}) {
+    const Tensors plain = with_gradients(gradients());
+    const double norm = torch::nn::utils::clip_grad_norm_(plain, 0.3, type);
+    run_ranks(4, [&](World& world) {
+      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {4});
+      const Tensors whole = gradients();
+      const Tensors mine = with_gradients({distribute_tensor(whole[0], mesh, {Shard(0)}),
+                                           distribute_tensor(whole[1], mesh, {Shard(0)}),  // two ranks have nothing
+                                           distribute_tensor(whole[2], mesh, {Replicate()})});
+      EXPECT_NEAR(clip_grad_norm_(mine, 0.3, type), norm, 1e-9) << type;
+      for (std::size_t i = 0; i < mine.size(); ++i) {
+        EXPECT_EQ(testing::difference(DTensor(mine[i].grad()).full_tensor(), plain[i].grad()), "") << type;
+      }
+    });
+  }
+}
+
+// The norm of all is of the widest type, whichever gradient is first.
+TEST(Clipping, TakesGradientsOfDifferentTypesAndNone) {
+  const auto gradients = [] {
+    return Tensors{at::ones({4}, at::kBFloat16), at::full({4}, 1e5, at::kFloat), at::ones({4}, at::kDouble)};
+  };
+  const Tensors plain = with_gradients(gradients());
+  const double norm = torch::nn::utils::clip_grad_norm_(plain, 1e5);
+  run_ranks(2, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    Tensors mine;
+    for (const at::Tensor& gradient : gradients()) mine.push_back(distribute_tensor(gradient, mesh, {Shard(0)}));
+    mine = with_gradients(mine);
+    EXPECT_NEAR(clip_grad_norm_(mine, 1e5), norm, 1e-9 * norm);
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      EXPECT_EQ(testing::difference(DTensor(mine[i].grad()).full_tensor(), plain[i].grad()), "") << i;
+    }
+    EXPECT_EQ(clip_grad_norm_({}, 1), 0);
+    EXPECT_EQ(clip_grad_norm_({mine[0].detach()}, 1), 0);
   });
 }
 

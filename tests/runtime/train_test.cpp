@@ -6,6 +6,7 @@
 
 #include "dtensor/comm/world.h"
 #include "dtensor/core/error.h"
+#include "dtensor/runtime/buckets.h"
 #include "dtensor/runtime/module.h"
 #include "dtensor/runtime/record.h"
 #include "dtensor/runtime/tensor.h"
@@ -185,6 +186,94 @@ TEST(Buckets, LargeGradientsAreReducedByThemselves) {
       const at::Tensor ours = DTensor(net->named_parameters()[p.key()].grad()).full_tensor();
       EXPECT_TRUE(at::allclose(ours, p.value().grad(), 1e-12, 1e-12)) << p.key();
     }
+  });
+}
+
+// Of parameters that lie by columns, alone in a bucket or with others.
+TEST(Buckets, GradientsLieAsTheirParametersDo) {
+  const at::Tensor x = numbers({7, 400}, 3);
+  const std::vector<at::Tensor> plain = {numbers({400, 400}, 1), numbers({5, 400}, 2), numbers({5}, 2)};
+  const auto loss = [](const std::vector<at::Tensor>& p, const at::Tensor& input) {
+    return (input.mm(p[0]).mm(p[1]) + p[2]).pow(2).sum();
+  };
+  const auto leaves = [](const std::vector<at::Tensor>& from) {
+    std::vector<at::Tensor> result;
+    for (const at::Tensor& one : from)
+      result.push_back((one.dim() == 2 ? one.t().clone() : one.clone()).requires_grad_());
+    return result;
+  };
+  const std::vector<at::Tensor> expected = leaves(plain);
+  for (int pass = 0; pass < 2; ++pass) loss(expected, x).backward();
+  run_ranks(3, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"x"});
+    std::vector<at::Tensor> whole;
+    for (const at::Tensor& one : plain) whole.push_back(distribute_tensor(one, mesh, {Replicate()}));
+    const std::vector<at::Tensor> mine = leaves(whole);
+    make_buckets(mine, 32 << 20);
+    for (int pass = 0; pass < 2; ++pass) {
+      loss(mine, distribute_tensor(x, mesh, {Shard(0)})).backward();
+      for (const at::Tensor& p : mine) {
+        EXPECT_EQ(p.grad().strides(), p.strides());
+        EXPECT_EQ(DTensor(p.grad()).to_local().strides(), p.strides());
+        EXPECT_EQ(p.grad().t().view({-1}).dim(), 1);
+      }
+    }
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      EXPECT_TRUE(at::allclose(DTensor(mine[i].grad()).full_tensor(), expected[i].grad(), 1e-9, 1e-9)) << i;
+    }
+  });
+}
+
+// A gradient that somebody keeps stays what it was, however often and in whatever way the graph is gone through.
+TEST(Buckets, KeptAndMissingGradients) {
+  const at::Tensor x = numbers({7, 400}, 3);
+  // After each: the gradients, and one that was kept.
+  const auto run = [](Large& net, const at::Tensor& input, const auto& see) {
+    const at::Tensor loss = net->forward(input);
+    loss.backward({}, /*retain_graph=*/true);
+    see(net);
+    loss.backward();
+    see(net);
+    net->zero_grad();
+    at::Tensor kept;
+    net->matrix.register_hook([&](const at::Tensor& gradient) { kept = gradient; });
+    net->linear(input).pow(2).sum().backward();  // without the matrix
+    see(net);
+    input.mm(net->matrix).pow(2).sum().backward();  // without the layer
+    see(net);
+    const at::Tensor once = kept.clone();
+    net->forward(input).backward({}, true, /*create_graph=*/true);
+    see(net);
+    const auto norms = net->matrix.grad().pow(2).sum() + net->linear->weight.grad().pow(2).sum();
+    net->zero_grad();
+    norms.backward();
+    see(net);
+    net->zero_grad();
+    net->matrix.mul(2).add(net->linear->weight.mul(2)).backward(once);  // one gradient, two leaves
+    see(net);
+  };
+  std::vector<at::Tensor> expected;
+  const auto whole = [](const at::Tensor& g) { return is_dtensor(g) ? DTensor(g.detach()).full_tensor() : g.detach(); };
+  Large plain;
+  run(plain, x, [&](Large& net) {
+    for (const at::Tensor& p : net->parameters()) {
+      expected.push_back(p.grad().defined() ? p.grad().detach().clone() : at::Tensor());
+    }
+  });
+  run_ranks(2, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
+    Large net;
+    distribute_module(net, mesh);
+    std::size_t next = 0;
+    run(net, distribute_tensor(x, mesh, {Shard(0)}), [&](Large& now) {
+      for (const at::Tensor& p : now->parameters()) {
+        const at::Tensor& want = expected[next++];
+        ASSERT_EQ(p.grad().defined(), want.defined()) << next;
+        if (want.defined()) {
+          EXPECT_TRUE(at::allclose(whole(p.grad()), want, 1e-10, 1e-10)) << next;
+        }
+      }
+    });
   });
 }
 

@@ -54,6 +54,19 @@ TEST(Traps, InferenceModeTakesViews) {
   });
 }
 
+// However the whole lies, what is made of it lies in order, as it says.
+TEST(Traps, WhatLiesByColumnsIsDistributedInOrder) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor real = numbers({4, 6}).t(), complex = at::complex(real, real).conj();
+    for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Partial())}) {
+      const DTensor x = distribute_tensor(real, mesh, {placement}), z = distribute_tensor(complex, mesh, {placement});
+      EXPECT_TRUE(x.to_local().is_contiguous() && z.to_local().is_contiguous());
+      EXPECT_TRUE(at::equal(whole(x.view({24})), real.reshape({24})));
+      EXPECT_TRUE(at::equal(whole(z.view({24})), complex.reshape({24})));
+    }
+  });
+}
+
 TEST(Traps, SavingAndRawDataAreErrors) {
   on_two([](const DeviceMesh& mesh) {
     const at::Tensor x = rows(numbers({4, 6}), mesh);
