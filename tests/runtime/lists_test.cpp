@@ -282,7 +282,8 @@ TEST(Clipping, TakesGradientsOfDifferentTypesAndNone) {
     Tensors mine;
     for (const at::Tensor& gradient : gradients()) mine.push_back(distribute_tensor(gradient, mesh, {Shard(0)}));
     mine = with_gradients(mine);
-    EXPECT_NEAR(clip_grad_norm_(mine, 1e5), norm, 1e-9 * norm);
+    // The norm of the floats is a float.
+    EXPECT_NEAR(clip_grad_norm_(mine, 1e5), norm, 1e-7 * norm);
     for (std::size_t i = 0; i < mine.size(); ++i) {
       EXPECT_EQ(testing::difference(DTensor(mine[i].grad()).full_tensor(), plain[i].grad()), "") << i;
     }
