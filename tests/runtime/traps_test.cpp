@@ -67,6 +67,24 @@ TEST(Traps, WhatLiesByColumnsIsDistributedInOrder) {
   });
 }
 
+// What means memory cannot look between the elements of a view.
+TEST(Traps, MemoryWithGapsIsRefused) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor gaps = rows(numbers({4, 6}), mesh).slice(1, 0, 2);
+    for (const std::string& error : {error_of([&] {
+                                       gaps.as_strided({2, 2}, {6, 1});
+                                     }),
+                                     error_of([&] {
+                                       at::as_strided_copy(gaps, {2, 2}, {6, 1});
+                                     }),
+                                     error_of([&] {
+                                       at::as_strided_scatter(gaps, gaps, {4, 2}, {6, 1});
+                                     })}) {
+      EXPECT_NE(error.find("a view of memory with gaps"), std::string::npos) << error;
+    }
+  });
+}
+
 TEST(Traps, SavingAndRawDataAreErrors) {
   on_two([](const DeviceMesh& mesh) {
     const at::Tensor x = rows(numbers({4, 6}), mesh);
