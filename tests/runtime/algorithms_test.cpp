@@ -718,6 +718,33 @@ TEST(AlgorithmEdges, HalosOfPoolsThatAreMadeOfOthers) {
   expect_like_plain(planes.to(at::kByte), [](const at::Tensor& t) { return at::max_pool2d(t, 3, 2, 1); });
 }
 
+// Products whose parts want other sizes in memory: a part of one column with one scale, and rows that overlap.
+TEST(AlgorithmEdges, ProductsOfOddParts) {
+#if TORCH_VERSION_MAJOR >= 2
+  const auto op = c10::Dispatcher::singleton().findSchema({"aten::_grouped_mm", ""});
+  if (!op || !op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) GTEST_SKIP() << "no such kernel for CPUs";
+  const auto f8 = at::kFloat8_e4m3fn;
+  const at::Tensor a = numbers({4, 16}).to(f8), b = numbers({2, 16}, 3).to(f8),
+                   scale = at::full({1, 1}, 0.5, at::kFloat);
+  const auto scaled = [](const at::Tensor& left, const at::Tensor& right, const at::Tensor& by) {
+    return at::_scaled_mm(left, right.t(), by, by, {}, {}, at::kBFloat16);
+  };
+  const at::Tensor line = numbers({32}).to(at::kBFloat16), groups = numbers({2, 16, 8}).to(at::kBFloat16);
+  const at::Tensor ends = at::tensor({2, 4}, at::kInt),
+                   expected = at::_grouped_mm(line.unfold(0, 16, 1).slice(0, 0, 4).contiguous(), groups, ends);
+  run_ranks(2, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    const auto laid = [&](const at::Tensor& t, const Placement& as) -> at::Tensor {
+      return distribute_tensor(t, mesh, {as});
+    };
+    expect_parts(scaled(laid(a, Replicate()), laid(b, Shard(0)), laid(scale, Replicate())), scaled(a, b, scale), 1e-2,
+                 "scaled");
+    const at::Tensor rows = laid(line, Replicate()).unfold(0, 16, 1).slice(0, 0, 4);
+    expect_parts(at::_grouped_mm(rows, laid(groups, Shard(2)), laid(ends, Replicate())), expected, 1e-2, "in groups");
+  });
+#endif
+}
+
 TEST(AlgorithmEdges, HalosHaveSecondDerivatives) {
   const at::Tensor x = numbers({2, 3, 9, 7}), w = numbers({4, 3, 3, 3}, 0.7), b = numbers({4}, 0.9);
   const auto loss = [](const Tensors& t) {
