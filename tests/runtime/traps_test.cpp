@@ -389,6 +389,16 @@ TEST(Traps, OutForms) {
   });
 }
 
+// Where the operands are replicated, the result has its own shape, not theirs.
+TEST(Traps, OutFormsOfOperatorsThatRunOnReplicas) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor x = numbers({2, 3, 9, 7}), w = numbers({4, 3, 3, 3});
+    at::Tensor out = rows(at::zeros({2, 4, 7, 5}, at::kDouble), mesh);
+    at::convolution_out(out, rows(x, mesh), rows(w, mesh), {}, {1, 1}, {0, 0}, {1, 1}, false, {0, 0}, 1);
+    EXPECT_TRUE(at::allclose(whole(out), at::conv2d(x, w)));
+  });
+}
+
 TEST(Traps, RanksOutsideTheMeshTakePartInNothing) {
   run_ranks(3, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
