@@ -587,28 +587,32 @@ Case random_convolution(sweep::Random& random) {
           }};
 }
 
+// On a mesh that is drawn, too, with cuts of the last dims, so many, and of the first.
+void check_drawn(const Case& c, std::int64_t planes, sweep::Random& random) {
+  const Dims shape = random.pick(std::vector<Dims>{{2}, {3}, {4}, {2, 2}, {3, 2}});
+  const auto ndim = static_cast<std::int64_t>(c.shapes[0].size());
+  Placements placements;
+  for (std::size_t m = 0; m < shape.size(); ++m) {
+    placements.push_back(Shard(random.chance(4) ? 0 : ndim - 1 - random.below(planes)));
+  }
+  const Whole whole = run_whole(c, at::kDouble);
+  const TensorMeta meta(Dims(c.shapes[0].begin(), c.shapes[0].end()), DType::kF64);
+  const Spec spec = Spec::make(meta, Mesh::make(shape), placements);
+  run_ranks(Mesh::make(shape).size(), [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
+    const NoRuleGuard rules(NoRule::kRefuse);
+    const DecideGuard guard({.algorithms_first = true});
+    check(c, mesh, spec, whole.full, whole.expected, whole.gradients, 1e-9);
+    if (::testing::Test::HasFatalFailure()) throw std::runtime_error("a case failed");
+  });
+}
+
 TEST(AlgorithmEdges, HalosOfAnyWindows) {
-  const std::vector<Dims> meshes = {{2}, {3}, {4}, {2, 2}, {3, 2}};
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
     sweep::Random random(seed);
     const Case c = random_convolution(random);
-    const Dims shape = random.pick(meshes);
-    const auto planes = static_cast<std::int64_t>(c.shapes[0].size()) - 2;
-    Placements placements;
-    for (std::size_t m = 0; m < shape.size(); ++m) {
-      placements.push_back(Shard(random.chance(4) ? 0 : 2 + random.below(planes)));
-    }
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    const Whole whole = run_whole(c, at::kDouble);
-    const TensorMeta meta(Dims(c.shapes[0].begin(), c.shapes[0].end()), DType::kF64);
-    const Spec spec = Spec::make(meta, Mesh::make(shape), placements);
-    run_ranks(Mesh::make(shape).size(), [&](World& world) {
-      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
-      const NoRuleGuard rules(NoRule::kRefuse);
-      const DecideGuard guard({.algorithms_first = true});
-      check(c, mesh, spec, whole.full, whole.expected, whole.gradients, 1e-9);
-      if (::testing::Test::HasFatalFailure()) throw std::runtime_error("a case failed");
-    });
+    check_drawn(c, static_cast<std::int64_t>(c.shapes[0].size()) - 2, random);
   }
 }
 
@@ -648,27 +652,10 @@ Case random_pooling(sweep::Random& random) {
 }
 
 TEST(AlgorithmEdges, HalosOfAnyPools) {
-  const std::vector<Dims> meshes = {{2}, {3}, {4}, {2, 2}, {3, 2}};
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    sweep::Random random(seed);
-    const Case c = random_pooling(random);
-    const Dims shape = random.pick(meshes);
-    const auto ndim = static_cast<std::int64_t>(c.shapes[0].size());
-    Placements placements;
-    for (std::size_t m = 0; m < shape.size(); ++m) {
-      placements.push_back(Shard(random.chance(4) ? 0 : ndim - 1 - random.below(2)));
-    }
     SCOPED_TRACE("seed " + std::to_string(seed));
-    const Whole whole = run_whole(c, at::kDouble);
-    const TensorMeta meta(Dims(c.shapes[0].begin(), c.shapes[0].end()), DType::kF64);
-    const Spec spec = Spec::make(meta, Mesh::make(shape), placements);
-    run_ranks(Mesh::make(shape).size(), [&](World& world) {
-      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
-      const NoRuleGuard rules(NoRule::kRefuse);
-      const DecideGuard guard({.algorithms_first = true});
-      check(c, mesh, spec, whole.full, whole.expected, whole.gradients, 1e-9);
-      if (::testing::Test::HasFatalFailure()) throw std::runtime_error("a case failed");
-    });
+    sweep::Random random(seed);
+    check_drawn(random_pooling(random), 2, random);
   }
 }
 
