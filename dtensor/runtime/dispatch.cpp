@@ -330,6 +330,10 @@ void write_back(const LocalCall& call, const Prepared& prepared, const Locals& l
   }
 }
 
+Spec replica_of(const TensorMeta& meta, const Mesh& mesh) {
+  return Spec::make(meta, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Replicate()));
+}
+
 // `out` forms compute into memory of their own, which then goes to where the tensors given for it lie.
 void give_own_outs(LocalCall& call) {
   for (const Operand& operand : call.operands) {
@@ -344,9 +348,10 @@ void fill_outs(const LocalCall& call, const Prepared& prepared) {
   const std::size_t first = call.stack.size() - call.info.returns.size();
   for (const Operand& operand : call.operands) {
     if (!call.info.args[operand.arg].written) continue;
-    const Spec& computed = prepared.replicated ? *prepared.decision.inputs[0] : *prepared.decision.outputs[output];
     const Spec& wanted = operand.payload->spec;
     at::Tensor local = call.mesh->contains_me() ? call.stack[first + output].toTensor() : at::Tensor();
+    const Spec computed = prepared.replicated ? replica_of(local.defined() ? meta_of(local) : wanted.meta(), *call.mesh)
+                                              : *prepared.decision.outputs[output];
     ++output;
     if (!(computed.meta().shape() == wanted.meta().shape())) {
       fail_invalid(call.info.name, {.what = "the tensor given for the result has another shape",

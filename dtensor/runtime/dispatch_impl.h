@@ -81,6 +81,10 @@ GlobalResults global_results(const LocalCall& call);
 // Where the results of an operator that returns views begin in the memory of its first operand, as a whole.
 std::vector<std::int64_t> view_offsets(const LocalCall& call);
 
+// as_strided and its like mean memory: that can be told only where the whole tensor lies densely, with the strides that
+// it shows. An error where it does not.
+void check_no_gaps(const Spec& spec, const std::string& op);
+
 // The call as rules see it.
 OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> results);
 

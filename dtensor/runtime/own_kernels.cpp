@@ -8,6 +8,7 @@
 
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
+#include "dtensor/runtime/dispatch_impl.h"
 #include "dtensor/runtime/lists_impl.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/record.h"
@@ -90,8 +91,9 @@ void run_is_pinned(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::ji
 }
 
 // Means memory: what is read or written is whole, and lies as it shows.
-at::Tensor whole_copy(const at::Tensor& self) {
+at::Tensor whole_copy(const at::Tensor& self, const std::string& op) {
   const Spec& spec = payload_of(self).spec;
+  check_no_gaps(spec, op);
   const Placements whole(static_cast<std::size_t>(spec.mesh().ndim()), Replicate());
   return redistribute_now(self, Spec::make(spec.meta(), spec.mesh(), whole), payload_of(self).mesh, {}).clone();
 }
@@ -105,14 +107,15 @@ void run_as_strided_copy(const c10::OperatorHandle& op, c10::DispatchKeySet, tor
   const std::vector<c10::IValue> args = torch::jit::pop(*stack, 4);
   const CommCause cause(op.schema().name(), kMeansMemory);
   const at::Tensor self = args[0].toTensor();
-  stack->emplace_back(strided(whole_copy(self), self, &args[1]).clone(at::MemoryFormat::Contiguous));
+  stack->emplace_back(
+      strided(whole_copy(self, op.schema().name()), self, &args[1]).clone(at::MemoryFormat::Contiguous));
 }
 
 // (self, src, size, stride, offset)
 void run_as_strided_scatter(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const std::vector<c10::IValue> args = torch::jit::pop(*stack, 5);
   const CommCause cause(op.schema().name(), kMeansMemory);
-  const at::Tensor self = args[0].toTensor(), result = whole_copy(self);
+  const at::Tensor self = args[0].toTensor(), result = whole_copy(self, op.schema().name());
   strided(result, self, &args[2]).copy_(args[1].toTensor());
   stack->emplace_back(result);
 }

@@ -70,17 +70,6 @@ c10::IValue rewritten(const Rewrite& rewrite, const Decision& decision, const Di
                {.what = reason, .got = operands_text(call), .advice = "redistribute the operands first"});
 }
 
-// as_strided means memory: it can be told only where the whole tensor lies densely, with the strides that it shows.
-void check_as_strided(const LocalCall& call) {
-  const TensorMeta& meta = call.operands[0].payload->spec.meta();
-  std::int64_t span = 1;
-  for (std::int64_t d = 0; d < meta.ndim(); ++d) span += (meta.shape()[d] - 1) * meta.stride()[d];
-  if (span == meta.numel() || meta.numel() == 0) return;
-  fail_unsupported(call.info.name, {.what = "a distributed tensor that is itself a view of memory with gaps",
-                                    .got = operands_text(call),
-                                    .advice = "contiguous() first, or slice, permute and view"});
-}
-
 // Without a rule, or where this libtorch cannot tell what the results will be.
 Decision on_replicas(const LocalCall& call) {
   if (call.info.takes_generator) {
@@ -88,7 +77,7 @@ Decision on_replicas(const LocalCall& call) {
                      {.what = "a random operator without a rule: its ranks would draw different numbers",
                       .got = operands_text(call)});
   }
-  if (call.info.name == "aten::as_strided") check_as_strided(call);
+  if (call.info.name == "aten::as_strided") check_no_gaps(call.operands[0].payload->spec, call.info.name);
   Decision decision;
   for (const Operand& operand : call.operands) {
     decision.inputs.push_back(operand.payload ? std::optional<Spec>(replicated(operand.payload->spec)) : std::nullopt);
@@ -185,6 +174,16 @@ void find_short_way(const LocalCall& call, Prepared& prepared) {
 }
 
 }  // namespace
+
+void check_no_gaps(const Spec& spec, const std::string& op) {
+  const TensorMeta& meta = spec.meta();
+  std::int64_t span = 1;
+  for (std::int64_t d = 0; d < meta.ndim(); ++d) span += (meta.shape()[d] - 1) * meta.stride()[d];
+  if (span == meta.numel() || meta.numel() == 0) return;
+  fail_unsupported(op, {.what = "a distributed tensor that is itself a view of memory with gaps",
+                        .got = spec.to_string(),
+                        .advice = "contiguous() first, or slice, permute and view"});
+}
 
 OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> results) {
   OpCall described{call.info.name, {}, {}, std::move(results)};

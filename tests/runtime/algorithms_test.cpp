@@ -603,28 +603,32 @@ Case random_convolution(sweep::Random& random) {
           }};
 }
 
+// On a mesh that is drawn, too, with cuts of the last dims, so many, and of the first.
+void check_drawn(const Case& c, std::int64_t planes, sweep::Random& random) {
+  const Dims shape = random.pick(std::vector<Dims>{{2}, {3}, {4}, {2, 2}, {3, 2}});
+  const auto ndim = static_cast<std::int64_t>(c.shapes[0].size());
+  Placements placements;
+  for (std::size_t m = 0; m < shape.size(); ++m) {
+    placements.push_back(Shard(random.chance(4) ? 0 : ndim - 1 - random.below(planes)));
+  }
+  const Whole whole = run_whole(c, at::kDouble);
+  const TensorMeta meta(Dims(c.shapes[0].begin(), c.shapes[0].end()), DType::kF64);
+  const Spec spec = Spec::make(meta, Mesh::make(shape), placements);
+  run_ranks(Mesh::make(shape).size(), [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
+    const NoRuleGuard rules(NoRule::kRefuse);
+    const DecideGuard guard({.algorithms_first = true});
+    check(c, mesh, spec, whole.full, whole.expected, whole.gradients, 1e-9);
+    if (::testing::Test::HasFatalFailure()) throw std::runtime_error("a case failed");
+  });
+}
+
 TEST(AlgorithmEdges, HalosOfAnyWindows) {
-  const std::vector<Dims> meshes = {{2}, {3}, {4}, {2, 2}, {3, 2}};
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
     sweep::Random random(seed);
     const Case c = random_convolution(random);
-    const Dims shape = random.pick(meshes);
-    const auto planes = static_cast<std::int64_t>(c.shapes[0].size()) - 2;
-    Placements placements;
-    for (std::size_t m = 0; m < shape.size(); ++m) {
-      placements.push_back(Shard(random.chance(4) ? 0 : 2 + random.below(planes)));
-    }
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    const Whole whole = run_whole(c, at::kDouble);
-    const TensorMeta meta(Dims(c.shapes[0].begin(), c.shapes[0].end()), DType::kF64);
-    const Spec spec = Spec::make(meta, Mesh::make(shape), placements);
-    run_ranks(Mesh::make(shape).size(), [&](World& world) {
-      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
-      const NoRuleGuard rules(NoRule::kRefuse);
-      const DecideGuard guard({.algorithms_first = true});
-      check(c, mesh, spec, whole.full, whole.expected, whole.gradients, 1e-9);
-      if (::testing::Test::HasFatalFailure()) throw std::runtime_error("a case failed");
-    });
+    check_drawn(c, static_cast<std::int64_t>(c.shapes[0].size()) - 2, random);
   }
 }
 
@@ -664,27 +668,10 @@ Case random_pooling(sweep::Random& random) {
 }
 
 TEST(AlgorithmEdges, HalosOfAnyPools) {
-  const std::vector<Dims> meshes = {{2}, {3}, {4}, {2, 2}, {3, 2}};
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    sweep::Random random(seed);
-    const Case c = random_pooling(random);
-    const Dims shape = random.pick(meshes);
-    const auto ndim = static_cast<std::int64_t>(c.shapes[0].size());
-    Placements placements;
-    for (std::size_t m = 0; m < shape.size(); ++m) {
-      placements.push_back(Shard(random.chance(4) ? 0 : ndim - 1 - random.below(2)));
-    }
     SCOPED_TRACE("seed " + std::to_string(seed));
-    const Whole whole = run_whole(c, at::kDouble);
-    const TensorMeta meta(Dims(c.shapes[0].begin(), c.shapes[0].end()), DType::kF64);
-    const Spec spec = Spec::make(meta, Mesh::make(shape), placements);
-    run_ranks(Mesh::make(shape).size(), [&](World& world) {
-      const DeviceMesh mesh = init_device_mesh(world, at::kCPU, shape);
-      const NoRuleGuard rules(NoRule::kRefuse);
-      const DecideGuard guard({.algorithms_first = true});
-      check(c, mesh, spec, whole.full, whole.expected, whole.gradients, 1e-9);
-      if (::testing::Test::HasFatalFailure()) throw std::runtime_error("a case failed");
-    });
+    sweep::Random random(seed);
+    check_drawn(random_pooling(random), 2, random);
   }
 }
 
@@ -732,6 +719,33 @@ TEST(AlgorithmEdges, HalosOfPoolsThatAreMadeOfOthers) {
   expect_like_plain(planes.to(at::kLong), [](const at::Tensor& t) { return at::avg_pool2d(t, 3, 2, 1); });
   if (TORCH_VERSION_MAJOR < 2) return;  // libtorch 1.13 does not take integers here
   expect_like_plain(planes.to(at::kByte), [](const at::Tensor& t) { return at::max_pool2d(t, 3, 2, 1); });
+}
+
+// Products whose parts want other sizes in memory: a part of one column with one scale, and rows that overlap.
+TEST(AlgorithmEdges, ProductsOfOddParts) {
+#if TORCH_VERSION_MAJOR >= 2
+  const auto op = c10::Dispatcher::singleton().findSchema({"aten::_grouped_mm", ""});
+  if (!op || !op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) GTEST_SKIP() << "no such kernel for CPUs";
+  const auto f8 = at::kFloat8_e4m3fn;
+  const at::Tensor a = numbers({4, 16}).to(f8), b = numbers({2, 16}, 3).to(f8),
+                   scale = at::full({1, 1}, 0.5, at::kFloat);
+  const auto scaled = [](const at::Tensor& left, const at::Tensor& right, const at::Tensor& by) {
+    return at::_scaled_mm(left, right.t(), by, by, {}, {}, at::kBFloat16);
+  };
+  const at::Tensor line = numbers({32}).to(at::kBFloat16), groups = numbers({2, 16, 8}).to(at::kBFloat16);
+  const at::Tensor ends = at::tensor({2, 4}, at::kInt),
+                   expected = at::_grouped_mm(line.unfold(0, 16, 1).slice(0, 0, 4).contiguous(), groups, ends);
+  run_ranks(2, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    const auto laid = [&](const at::Tensor& t, const Placement& as) -> at::Tensor {
+      return distribute_tensor(t, mesh, {as});
+    };
+    expect_parts(scaled(laid(a, Replicate()), laid(b, Shard(0)), laid(scale, Replicate())), scaled(a, b, scale), 1e-2,
+                 "scaled");
+    const at::Tensor rows = laid(line, Replicate()).unfold(0, 16, 1).slice(0, 0, 4);
+    expect_parts(at::_grouped_mm(rows, laid(groups, Shard(2)), laid(ends, Replicate())), expected, 1e-2, "in groups");
+  });
+#endif
 }
 
 TEST(AlgorithmEdges, HalosHaveSecondDerivatives) {

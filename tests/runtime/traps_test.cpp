@@ -67,6 +67,24 @@ TEST(Traps, WhatLiesByColumnsIsDistributedInOrder) {
   });
 }
 
+// What means memory cannot look between the elements of a view.
+TEST(Traps, MemoryWithGapsIsRefused) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor gaps = rows(numbers({4, 6}), mesh).slice(1, 0, 2);
+    for (const std::string& error : {error_of([&] {
+                                       gaps.as_strided({2, 2}, {6, 1});
+                                     }),
+                                     error_of([&] {
+                                       at::as_strided_copy(gaps, {2, 2}, {6, 1});
+                                     }),
+                                     error_of([&] {
+                                       at::as_strided_scatter(gaps, gaps, {4, 2}, {6, 1});
+                                     })}) {
+      EXPECT_NE(error.find("a view of memory with gaps"), std::string::npos) << error;
+    }
+  });
+}
+
 TEST(Traps, SavingAndRawDataAreErrors) {
   on_two([](const DeviceMesh& mesh) {
     const at::Tensor x = rows(numbers({4, 6}), mesh);
@@ -368,6 +386,16 @@ TEST(Traps, OutForms) {
     at::mul_out(columns, x, y);
     EXPECT_TRUE(at::equal(whole(columns), a * b));
     EXPECT_EQ(DTensor(columns).placements(), Placements{Shard(1)});
+  });
+}
+
+// Where the operands are replicated, the result has its own shape, not theirs.
+TEST(Traps, OutFormsOfOperatorsThatRunOnReplicas) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor x = numbers({2, 3, 9, 7}), w = numbers({4, 3, 3, 3});
+    at::Tensor out = rows(at::zeros({2, 4, 7, 5}, at::kDouble), mesh);
+    at::convolution_out(out, rows(x, mesh), rows(w, mesh), {}, {1, 1}, {0, 0}, {1, 1}, false, {0, 0}, 1);
+    EXPECT_TRUE(at::allclose(whole(out), at::conv2d(x, w)));
   });
 }
 

@@ -24,7 +24,8 @@ at::Tensor run(const AlgorithmCall& call, std::vector<c10::IValue> args) {
 // Matrices whose rows (or columns, where those lie together) begin at such multiples.
 at::Tensor aligned(const at::Tensor& x) {
   const std::int64_t rows = x.dim() - 2, columns = x.dim() - 1;
-  if (x.stride(rows) == 1 && x.size(columns) > 1) return aligned(x.transpose(rows, columns)).transpose(rows, columns);
+  if (x.stride(rows) == 1 && x.stride(columns) != 1 && x.size(columns) > 1)
+    return aligned(x.transpose(rows, columns)).transpose(rows, columns);
   const std::int64_t unit = kBytes / static_cast<std::int64_t>(x.element_size());
   if (x.stride(columns) == 1 && x.stride(rows) % unit == 0) return x;
   std::vector<std::int64_t> sizes = x.sizes().vec();
@@ -61,7 +62,9 @@ Results scaled_mm(const AlgorithmCall& call) {
   const at::Tensor left = padded(a, 1, summed, k).contiguous();
   const at::Tensor right = padded(padded(b, 0, summed, k), 1, columns, n).t().contiguous().t();
   const at::Tensor bias = padded(call.tensor(4), 0, columns, n);
-  const at::Tensor scales = padded(call.tensor(3), 1, columns, n);
+  // One for every column, not one for all.
+  const bool each = call.tensor(2).numel() > 1 || call.tensor(3).numel() > 1;
+  const at::Tensor scales = each ? padded(call.tensor(3), 1, columns, n) : call.tensor(3);
   const at::Tensor result =
       run(call, {left, right, call.tensor(2), n == columns ? call.tensor(3) : scales.contiguous(),
                  bias.defined() ? c10::IValue(bias) : c10::IValue(), call.arg(5), call.arg(6), call.arg(7)});
