@@ -269,8 +269,8 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
     units_->gathered = std::move(stay);
   }
 
-  // The order is the last forward pass's; a backward pass goes it back, past those that it does not need (a first layer,
-  // an embedding).
+  // The order is the last forward pass's; a backward pass goes it back, past those that it does not need (a first
+  // layer, an embedding).
   void prefetch_after(bool backward) {
     auto& order = units_->order;
     const auto me =

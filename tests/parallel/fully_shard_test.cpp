@@ -132,7 +132,8 @@ void expect_plain_training(World& world) {
   torch::optim::SGD plain_steps(plain->parameters(), 0.1), steps(net->parameters(), 0.1);
   const auto forward = [](torch::nn::Sequential& layers, at::Tensor x, std::size_t kind) {
     static const std::vector<std::size_t> kOrders[] = {{0, 2, 4, 6}, {0, 2, 2, 6}, {4, 0, 6, 2, 4}};
-    for (const std::size_t layer : kOrders[kind % 3]) x = layers->children()[layer]->as<torch::nn::Linear>()->forward(x);
+    for (const std::size_t layer : kOrders[kind % 3])
+      x = layers->children()[layer]->as<torch::nn::Linear>()->forward(x);
     return x;
   };
   for (std::size_t step = 0; step < 7; ++step) {
