@@ -34,7 +34,7 @@ struct Units {
   std::shared_ptr<GradientBucket::Group> buckets = std::make_shared<GradientBucket::Group>();
   GatheredBytes bytes;
 
-  // Nothing stays gathered when a backward pass has ended.
+  // Nothing stays gathered, or on its way, when a backward pass has ended.
   void release();
 };
 
@@ -107,7 +107,10 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
     const bool of_gathered = is_gathered_form(payload_of(tensor));
     if (wanted == Use::kRead && (of_gathered || is_parameter(tensor))) return use();
     if (wanted == Use::kLook && of_gathered && !gathered_) return use();
-    if (wanted == Use::kRead || wanted == Use::kLook || !of_gathered) return;
+    if (wanted == Use::kRead || wanted == Use::kLook) return;
+    forget_gather();
+    // Its part, by a handle from before: what was gathered of it is out of date then.
+    if (!of_gathered) return reshard();
     for (const Member& member : members_) {
       // The parameter, or the same detached: an optimizer's p.data().
       const at::Tensor parameter = handle(member);
@@ -131,6 +134,11 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
       if (parameter.defined()) lay_out(parameter, member.part, member.sharded);
       if (member.full.defined()) drop_memory(member.full);
     }
+  }
+
+  // One that was started ahead and never needed has the values of that time.
+  void forget_gather() {
+    if (const auto unneeded = std::exchange(on_its_way_, nullptr)) static_cast<void>(unneeded->result());
   }
 
   bool contains(const Unit* other) const { return inner_.count(other) > 0; }
@@ -236,6 +244,7 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
     const bool backward = in_backward();
     units_->current = this;
     used_ = true;
+    used_backward_ = used_backward_ || backward;
     release_others(backward);
     if (!gathered_) finish_gather();
     if (backward) torch::autograd::Engine::get_default_engine().queue_callback([units = units_] { units->release(); });
@@ -260,7 +269,8 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
     units_->gathered = std::move(stay);
   }
 
-  // The order is the last forward pass's; a backward pass goes it back.
+  // The order is the last forward pass's; a backward pass goes it back, past those that it does not need (a first
+  // layer, an embedding).
   void prefetch_after(bool backward) {
     auto& order = units_->order;
     const auto me =
@@ -270,7 +280,8 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
     const std::int64_t next = backward ? index - 1 : index + 1;
     if (!options_.prefetch || next < 0 || next >= static_cast<std::int64_t>(order.size())) return;
     const auto unit = order[static_cast<std::size_t>(next)].lock();
-    if (unit && unit->options_.prefetch && !unit->shares_memory()) unit->start_gather();
+    if (!unit || (backward && !unit->used_backward_)) return;
+    if (unit->options_.prefetch && !unit->shares_memory()) unit->start_gather();
   }
 
   bool shares_memory() const {
@@ -290,13 +301,17 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
   at::Tensor flat_;              // this rank's parts
   std::shared_ptr<Execution> on_its_way_;
   bool gathered_ = false;
-  bool used_ = false;  // since it was gathered
+  bool used_ = false;           // since it was gathered
+  bool used_backward_ = false;  // ever
 };
 
 void Units::release() {
   current = nullptr;
   for (const auto& weak : std::exchange(gathered, {})) {
     if (const auto unit = weak.lock()) unit->reshard();
+  }
+  for (const auto& weak : order) {
+    if (const auto unit = weak.lock()) unit->forget_gather();
   }
 }
 

@@ -391,7 +391,7 @@ void make_up_results(LocalCall& call, const Prepared& prepared) {
   std::vector<c10::IValue> results;
   std::size_t output = 0;
   for (const OpInfo::Return& result : call.info.returns) {
-    if (result.written_arg >= 0) {
+    if (result.written_arg >= 0 && !call.info.out) {
       if (prepared.runs || prepared.decision.local.others == LocalWork::Others::kIdentity) {
         fill_identity(call.operands[0].payload->local(), prepared.decision.local.others_op);
       }

@@ -1,5 +1,6 @@
 #include "dtensor/runtime/payload.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -145,6 +146,20 @@ void check_alias(const Payload& payload, const std::string& where) {
 
 Payload& payload_of(const at::Tensor& tensor) {
   return **static_cast<std::optional<Payload>*>(context_of(*tensor.unsafeGetTensorImpl()));
+}
+
+at::Tensor laid_out(const at::Tensor& local, const Spec& spec, const Dims& at) {
+  const TensorMeta& meta = spec.meta();
+  if (local.is_contiguous() && meta.stride() == row_major_stride(meta.shape())) return local;
+  const Dims stride = spec.local_stride(at);
+  bool lies = true;
+  for (std::int64_t d = 0; d < local.dim(); ++d) {
+    lies = lies && (local.size(d) <= 1 || local.stride(d) == stride[static_cast<std::size_t>(d)]);
+  }
+  if (lies || local.numel() == 0) return local;
+  const at::Tensor result = at::empty_strided(local.sizes(), {stride.data(), stride.size()}, local.options());
+  result.copy_(local);
+  return result;
 }
 
 at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,

@@ -123,6 +123,10 @@ inline bool has_payload(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kDTensorKey);
 }
 
+// This rank's part as the spec says that it lies in memory, so that views of the whole are views of the part: itself,
+// or a copy.
+at::Tensor laid_out(const at::Tensor& local, const Spec& spec, const Dims& at);
+
 struct WrapOptions {
   // Others hold the same memory: autograd must not add into it.
   bool shared = false;

@@ -80,17 +80,19 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     hold(ctx, *gradient, payload.mesh);
     return payload.local().tensor_data();
   }
-  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
-    return {wrap(gradients[0].contiguous(), held(ctx).spec, held(ctx).mesh, {.shared = true}), at::Tensor()};
-  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients);
 };
+
+at::Tensor shared_part(const at::Tensor& local, const Spec& spec, const std::shared_ptr<const DeviceMesh>& mesh) {
+  const at::Tensor mine = local.tensor_data();
+  return wrap(mesh->contains_me() ? laid_out(mine, spec, *mesh->coordinate()) : mine, spec, mesh, {.shared = true});
+}
 
 struct FromLocal : torch::autograd::Function<FromLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const Spec* spec, const Spec* gradient,
                             const std::shared_ptr<const DeviceMesh>* mesh) {
     hold(ctx, *gradient, *mesh);
-    return wrap(local.tensor_data(), *spec, *mesh, {.shared = true});
+    return shared_part(local, *spec, *mesh);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     at::Tensor gradient = gradients[0];
@@ -102,6 +104,17 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
 };
 
 bool needs_grad(const at::Tensor& tensor) { return tensor.requires_grad() && at::GradMode::is_enabled(); }
+
+// The local gradient is each rank's part of the tensor's.
+variable_list ToLocal::backward(AutogradContext* ctx, const variable_list& gradients) {
+  const at::Tensor& gradient = gradients[0];
+  if (!gradient.defined()) return {at::Tensor(), at::Tensor()};
+  const Spec& spec = held(ctx).spec;
+  const std::shared_ptr<const DeviceMesh>& mesh = held(ctx).mesh;
+  if (!needs_grad(gradient)) return {shared_part(gradient, spec, mesh), at::Tensor()};
+  const Spec back = home_of(spec);
+  return {FromLocal::apply(gradient, &spec, &back, &mesh), at::Tensor()};
+}
 
 }  // namespace
 
@@ -151,7 +164,7 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placem
   const Spec spec = spec_of_local(local, mesh, with_size(mesh, placements, "from_local"), options);
   if (options.check) check_agreement(mesh, spec, local);
   const auto shared = std::make_shared<const DeviceMesh>(mesh);
-  if (!needs_grad(local)) return wrap(local.tensor_data(), spec, shared, {.shared = true});
+  if (!needs_grad(local)) return shared_part(local, spec, shared);
   Spec gradient = home_of(spec);
   if (options.grad_placements) {
     gradient = Spec::make(spec.meta(), mesh, with_size(mesh, *options.grad_placements, "from_local"));

@@ -68,7 +68,8 @@ struct DistributeOptions {
 };
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements,
                           const DistributeOptions& options = {});
-// Every rank's part as one distributed tensor, sharing memory with it. Differentiable.
+// Every rank's part as one distributed tensor, sharing memory with it where it lies as the strides say (else it is
+// copied). Differentiable.
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                    const FromLocalOptions& options = {});
 

@@ -1,7 +1,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdlib>
+#include <filesystem>
+
 #include "dtensor/dtensor.h"
+#include "tests/comm/launch_process.h"
 #include "tests/runtime/helpers.h"
 
 namespace dtensor::testing {
@@ -147,6 +151,71 @@ TEST(FullyShard, EvaluatesWithoutGradients) {
 }
 
 // Parameters of 16 bits while they are used, sums of 32.
+// Layers in another order in every step, some twice and some not at all, with evaluations between: what was gathered
+// ahead is not always what comes.
+void expect_plain_training(World& world) {
+  const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {world.size()}, {"dp"});
+  auto plain = make_net(5, 4), net = make_net(5, 4);
+  shard_each(net, mesh);
+  torch::optim::SGD plain_steps(plain->parameters(), 0.1), steps(net->parameters(), 0.1);
+  const auto forward = [](torch::nn::Sequential& layers, at::Tensor x, std::size_t kind) {
+    static const std::vector<std::size_t> kOrders[] = {{0, 2, 4, 6}, {0, 2, 2, 6}, {4, 0, 6, 2, 4}};
+    for (const std::size_t layer : kOrders[kind % 3])
+      x = layers->children()[layer]->as<torch::nn::Linear>()->forward(x);
+    return x;
+  };
+  for (std::size_t step = 0; step < 7; ++step) {
+    const at::Tensor x = numbers({5, 5}, static_cast<double>(step));
+    const DTensor mine = distribute_tensor(x, mesh, {Shard(0)});
+    const auto expect_same = [&](std::size_t kind) {
+      const at::Tensor expected = forward(plain, x, kind).tanh().sum(), got = forward(net, mine, kind).tanh().sum();
+      EXPECT_NEAR(DTensor(got).full_tensor().item<double>(), expected.item<double>(), 1e-10) << "step " << step;
+      if (!at::GradMode::is_enabled()) return;
+      expected.backward();
+      got.backward();
+    };
+    if (step % 2 == 1) {
+      const torch::NoGradGuard no_grad;
+      expect_same(step + 1);
+    }
+    plain_steps.zero_grad();
+    steps.zero_grad();
+    expect_same(step);
+    plain_steps.step();
+    steps.step();
+  }
+}
+
+// Where ranks are processes, the next unit is gathered ahead: this program starts itself as ranks.
+TEST(FullyShard, WhatWasGatheredAheadIsUpToDate) {
+  if (std::getenv("RANK")) {
+    World world = World::from_env();
+    return expect_plain_training(world);
+  }
+  run_ranks(3, expect_plain_training);
+  const std::string me = std::filesystem::read_symlink("/proc/self/exe");
+  Process process({LAUNCH_MAIN, "run", "-n", "2", "--", me, "--gtest_filter=FullyShard.WhatWasGatheredAheadIsUpToDate"},
+                  {{"OMP_NUM_THREADS", "1"}});
+  const auto result = process.finish(100);
+  EXPECT_EQ(result.code, 0) << result.out << result.err;
+}
+
+// A handle from before a unit was gathered: what is written there is seen.
+TEST(FullyShard, WritesToPartsAreSeen) {
+  run_ranks(2, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});
+    auto net = make_net(5, 1);
+    fully_shard(net, mesh);
+    const torch::NoGradGuard no_grad;
+    const at::Tensor x = distribute_tensor(numbers({4, 5}), mesh, {Shard(0)});
+    const at::Tensor weight = net->parameters()[0].detach(), bias = net->parameters()[1].detach();
+    static_cast<void>(net->forward(x));
+    weight.zero_();
+    bias.zero_();
+    EXPECT_TRUE(at::equal(DTensor(net->forward(x)).full_tensor(), at::zeros({4, 5}, at::kDouble)));
+  });
+}
+
 TEST(FullyShard, ComputesInLowPrecision) {
   run_ranks(2, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"dp"});

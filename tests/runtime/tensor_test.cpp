@@ -149,6 +149,34 @@ TEST(Tensor, LocalPartsAreDifferentiable) {
   });
 }
 
+TEST(Tensor, LocalPartsLieAsTheWholeSays) {
+  run_ranks(2, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
+    const at::Tensor full = numbers({8, 3}), weight = numbers({3, 8}, 2);
+    const at::Tensor columns = full.narrow(0, 4 * world.rank(), 4).t().contiguous().t();
+    const DTensor x = from_local(columns, mesh, {Shard(0)});
+    EXPECT_TRUE(at::equal(DTensor(x.view({-1})).full_tensor(), full.view({-1})));
+    // A gradient by rows of a tensor by columns.
+    const at::Tensor t = from_local(full.narrow(0, 4 * world.rank(), 4).clone(), mesh, {Shard(0)}).t().requires_grad_();
+    (DTensor(t).to_local() * weight.narrow(1, 4 * world.rank(), 4)).sum().backward();
+    EXPECT_TRUE(at::equal(DTensor(t.grad().t().view({-1})).full_tensor(), weight.t().reshape({-1})));
+  });
+}
+
+TEST(Tensor, LocalPartsHaveSecondDerivatives) {
+  run_ranks(3, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"x"});
+    const at::Tensor full = numbers({5, 2});
+    for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+      const at::Tensor x = distribute_tensor(full, mesh, {placement}).requires_grad_(true);
+      const at::Tensor loss = DTensor(x).full_tensor().pow(3).sum();
+      const at::Tensor gradient = torch::autograd::grad({loss}, {x}, {}, true, true)[0];
+      DTensor(gradient).full_tensor().pow(2).sum().backward();
+      EXPECT_TRUE(at::allclose(DTensor(x.grad()).full_tensor(), full.pow(3) * 36));
+    }
+  });
+}
+
 TEST(Tensor, MovesToAnotherMesh) {
   run_ranks(4, [](World& world) {
     const DeviceMesh first = init_device_mesh(world, at::kCPU, Mesh::from_ranks({2}, {0, 1}));

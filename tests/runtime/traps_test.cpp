@@ -399,6 +399,20 @@ TEST(Traps, OutFormsOfOperatorsThatRunOnReplicas) {
   });
 }
 
+// Ranks that have nothing to reduce give what there is without it.
+TEST(Traps, OutFormsOfEmptyParts) {
+  run_ranks(4, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {4}, {"x"});
+    const at::Tensor a = numbers({2, 6});
+    at::Tensor sums = distribute_tensor(at::zeros({6}, at::kDouble), mesh, {Replicate()});
+    at::sum_out(sums, rows(a, mesh), at::IntArrayRef{0});
+    EXPECT_TRUE(at::allclose(whole(sums), a.sum(0)));
+    at::Tensor product = rows(at::zeros({6, 6}, at::kDouble), mesh);
+    at::mm_out(product, rows(a, mesh).t(), rows(a, mesh));
+    EXPECT_TRUE(at::allclose(whole(product), a.t().mm(a)));
+  });
+}
+
 TEST(Traps, RanksOutsideTheMeshTakePartInNothing) {
   run_ranks(3, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});

@@ -4,7 +4,6 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 
 #include <numeric>
 
@@ -14,23 +13,11 @@
 #include "dtensor/runtime/dispatch_impl.h"
 #include "dtensor/runtime/identity.h"
 #include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/record.h"
 
 namespace dtensor {
 namespace {
-
-// A local result as its spec says it lies in memory, so that views of the whole are views of the part.
-at::Tensor laid_out(const at::Tensor& local, const Spec& spec, const Dims& at) {
-  const Dims stride = spec.local_stride(at);
-  bool lies = true;
-  for (std::int64_t d = 0; d < local.dim(); ++d) {
-    lies = lies && (local.size(d) <= 1 || local.stride(d) == stride[static_cast<std::size_t>(d)]);
-  }
-  if (lies || local.numel() == 0) return local;
-  const at::Tensor result = at::empty_strided(local.sizes(), {stride.data(), stride.size()}, local.options());
-  result.copy_(local);
-  return result;
-}
 
 bool cuts(const DimLayouts& dims, std::int64_t mesh_dim) {
   for (const auto& factors : dims) {

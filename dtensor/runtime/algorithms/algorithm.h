@@ -37,8 +37,8 @@ class AlgorithmCall {
   std::int64_t named_dim(std::size_t i) const { return named_dims(i).at(0); }
 
   // The part of a slice that this rank has: argument i's dims, but along `over` as many as all have of them (mostly 1),
-  // any type. Reduced over the algorithm's mesh dims that cut nothing else of it; on others it stays cut, or Partial, as
-  // the argument is.
+  // any type. Reduced over the algorithm's mesh dims that cut nothing else of it; on others it stays cut, or Partial,
+  // as the argument is.
   at::Tensor merged(const at::Tensor& part, std::size_t i, const std::vector<std::int64_t>& over, ReduceOp op) const;
   // The same for a part of result k.
   at::Tensor merged_result(const at::Tensor& part, std::size_t k, ReduceOp op) const;
