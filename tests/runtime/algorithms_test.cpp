@@ -37,12 +37,11 @@ Tensors picked(const at::Tensor& x, const std::tuple<at::Tensor, at::Tensor>& fo
   return {std::get<0>(found), x.gather(dim, std::get<1>(found))};
 }
 
-// And what it keeps of the batch.
 Tensors batch_norm(const Tensors& t, const std::function<at::Tensor(const at::Tensor&)>& other, bool training) {
   if (t.size() == 1) return {at::batch_norm(t[0], {}, {}, {}, {}, training, 0.3, 1e-5, false)};
   const at::Tensor kept = numbers(t[1].sizes().vec(), 4.0).to(t[0].scalar_type());
-  const at::Tensor mean = other(kept.clone()), variance = other(kept.abs().add(0.5));
-  return {at::batch_norm(t[0], t[1], t[2], mean, variance, training, 0.3, 1e-5, false), mean, variance};
+  const at::Tensor mean = other(kept.clone()), var = other(kept.abs().add(0.5));
+  return {at::batch_norm(t[0], t[1], t[2], mean, var, training, 0.3, 1e-5, false), mean, var};
 }
 
 const std::vector<Case>& cases() {
@@ -778,8 +777,8 @@ TEST(AlgorithmEdges, HalosOnRowsOfASubMesh) {
     const double row = static_cast<double>((*mesh.coordinate())[0]);
     const at::Tensor x = numbers({2, 3, 7}, 0.3 + row), w = numbers({4, 3, 3}, 1 + row);
     const DeviceMesh line = mesh["cp"];
-    const at::Tensor y =
-        at::conv1d(distribute_tensor(x, line, {Shard(2)}), distribute_tensor(w, line, {Replicate()}), {}, 1, 1);
+    const DTensor d = distribute_tensor(x, line, {Shard(2)});
+    const at::Tensor y = at::conv1d(d, distribute_tensor(w, line, {Replicate()}), {}, 1, 1);
     EXPECT_EQ(DTensor(y).placements(), Placements{Shard(2)});
     expect_parts(y, at::conv1d(x, w, {}, 1, 1), 1e-12, "of one row");
   });
@@ -789,11 +788,10 @@ TEST(AlgorithmEdges, IndicesOutOfRangeAreRefused) {
   run_ranks(2, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
     const DTensor weight = distribute_tensor(numbers({6, 2}), mesh, {Shard(0)});
-    const DTensor far = distribute_tensor(at::full({1}, 6, at::kLong), mesh, {Replicate()});
-    EXPECT_EQ(error_of([&] { at::embedding(weight, far); }),
+    const DTensor places = distribute_tensor(at::arange(-1, 7, 7, at::kLong), mesh, {Replicate()});
+    EXPECT_EQ(error_of([&] { at::embedding(weight, places.narrow(0, 1, 1)); }),
               "[aten::embedding] an index is out of range; got 6; expected 0 to 5");
-    const DTensor before = distribute_tensor(at::full({1}, -1, at::kLong), mesh, {Replicate()});
-    EXPECT_EQ(error_of([&] { weight.index_select(0, before); }),
+    EXPECT_EQ(error_of([&] { weight.index_select(0, places.narrow(0, 0, 1)); }),
               "[aten::index_select] an index is out of range; got -1; expected 0 to 5");
   });
 }

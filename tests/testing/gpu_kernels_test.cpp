@@ -6,8 +6,11 @@
 #include <gtest/gtest.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <functional>
 #include <iostream>
+#include <numeric>
+#include <optional>
 
 #include "dtensor/comm/world.h"
 #include "dtensor/runtime/dispatch.h"
@@ -30,13 +33,24 @@ at::Tensor halves(std::vector<std::int64_t> sizes, double start) {
   return floats(std::move(sizes), start).sin().to(at::kCUDA, at::kHalf);
 }
 
+// In the order of memory that it has, on which kernels count: distribute_tensor lays out by rows.
+at::Tensor placed(const at::Tensor& tensor, const DeviceMesh& mesh, std::optional<std::int64_t> cut) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(tensor.dim())), back(order.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::int64_t a, std::int64_t b) { return tensor.stride(a) > tensor.stride(b); });
+  for (std::size_t i = 0; i < order.size(); ++i)
+    back[static_cast<std::size_t>(order[i])] = static_cast<std::int64_t>(i);
+  const Placement where = cut ? Placement(Shard(back[static_cast<std::size_t>(*cut)])) : Placement(Replicate());
+  return distribute_tensor(tensor.permute(order), mesh, {where}).permute(back);
+}
+
 // Each operand of four dims laid out so, the others replicated; nothing may be sent, or run without a rule.
 Tensors distributed(const std::string& op, const Args& args, const DeviceMesh& mesh, std::int64_t dim) {
   const PlainCall call(op, args);
   Tensors operands;
   for (const at::Tensor& tensor : call.tensors()) {
-    const bool cut = tensor.dim() >= 3;
-    operands.push_back(distribute_tensor(tensor, mesh, {cut ? Placement(Shard(dim)) : Placement(Replicate())}));
+    operands.push_back(placed(tensor, mesh, tensor.dim() >= 3 ? std::optional(dim) : std::nullopt));
   }
   const NoRuleGuard strict(NoRule::kRefuse);
   const CommPolicyGuard nothing_is_sent(CommPolicy::kForbid);
@@ -239,8 +253,7 @@ TEST(GpuProducts, OfScaledEights) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCUDA, {1});
       const PlainCall call("aten::_scaled_mm", args);
       Tensors operands;
-      for (const at::Tensor& tensor : call.tensors())
-        operands.push_back(distribute_tensor(tensor, mesh, {Replicate()}));
+      for (const at::Tensor& tensor : call.tensors()) operands.push_back(placed(tensor, mesh, std::nullopt));
       operands[0] = distribute_tensor(a, mesh, {Shard(0)});
       if (rows) operands[2] = distribute_tensor(call.tensors()[2], mesh, {Shard(0)});
       const NoRuleGuard strict(NoRule::kRefuse);
