@@ -83,9 +83,18 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients);
 };
 
+bool is_expanded(const at::Tensor& tensor) {
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.stride(d) == 0 && tensor.size(d) > 1) return true;
+  }
+  return false;
+}
+
+// In the order of memory that the spec says; what is expanded stays so, and takes no memory.
 at::Tensor shared_part(const at::Tensor& local, const Spec& spec, const std::shared_ptr<const DeviceMesh>& mesh) {
   const at::Tensor mine = local.tensor_data();
-  return wrap(mesh->contains_me() ? laid_out(mine, spec, *mesh->coordinate()) : mine, spec, mesh, {.shared = true});
+  const bool lies = !mesh->contains_me() || is_expanded(mine);
+  return wrap(lies ? mine : laid_out(mine, spec, *mesh->coordinate()), spec, mesh, {.shared = true});
 }
 
 struct FromLocal : torch::autograd::Function<FromLocal> {
@@ -107,8 +116,8 @@ bool needs_grad(const at::Tensor& tensor) { return tensor.requires_grad() && at:
 
 // The local gradient is each rank's part of the tensor's.
 variable_list ToLocal::backward(AutogradContext* ctx, const variable_list& gradients) {
-  const at::Tensor& gradient = gradients[0];
-  if (!gradient.defined()) return {at::Tensor(), at::Tensor()};
+  if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
+  const at::Tensor gradient = is_expanded(gradients[0]) ? gradients[0].contiguous() : gradients[0];
   const Spec& spec = held(ctx).spec;
   const std::shared_ptr<const DeviceMesh>& mesh = held(ctx).mesh;
   if (!needs_grad(gradient)) return {shared_part(gradient, spec, mesh), at::Tensor()};
