@@ -133,7 +133,8 @@ void work_out(const LocalCall& call, Prepared& prepared) {
   const bool makes_tensors =
       !call.info.returns.empty() && std::all_of(call.info.returns.begin(), call.info.returns.end(),
                                                 [](const OpInfo::Return& r) { return r.is_tensor && !r.alias; });
-  // Not every kernel takes a tensor without elements; where it would make and write none, it need not run.
+  // Not every kernel takes a tensor without elements; where it would make and write none, it need not run. A batch norm
+  // of nothing leaves the statistics that run on.
   if (makes_tensors && !prepared.replicated) {
     const auto empty = [&](const std::optional<Spec>& spec) {
       if (!spec) return true;
@@ -143,7 +144,7 @@ void work_out(const LocalCall& call, Prepared& prepared) {
     prepared.fills = std::all_of(decision.outputs.begin(), decision.outputs.end(), empty);
     for (std::size_t i = 0; i < call.operands.size(); ++i) {
       const bool written = call.info.args[call.operands[i].arg].written;
-      prepared.fills = prepared.fills && (!written || empty(decision.inputs[i]));
+      prepared.fills = prepared.fills && (!written || empty(decision.inputs[i]) || empty(decision.inputs[0]));
     }
   }
   if (local.identity && decision.inputs[0]) {

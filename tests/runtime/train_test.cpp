@@ -245,7 +245,7 @@ TEST(Buckets, KeptAndMissingGradients) {
     net->forward(input).backward({}, true, /*create_graph=*/true);
     see(net);
     const auto norms = net->matrix.grad().pow(2).sum() + net->linear->weight.grad().pow(2).sum();
-    net->zero_grad();
+    net->zero_grad(/*set_to_none=*/true);
     norms.backward();
     see(net);
     net->zero_grad();
