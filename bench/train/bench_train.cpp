@@ -158,13 +158,17 @@ double median(std::vector<double> values) {
 int main(int argc, char** argv) {
   std::vector<std::string> args(argv + 1, argv + argc);
   if (args.size() == 4 && args[0] == "--one") {
-    const auto way = static_cast<std::size_t>(std::stoul(args[1]));
-    train_in_turns(kWays[way % std::size(kWays)], std::stol(args[2]), args[3] == "cuda");
+    const auto way = static_cast<std::size_t>(std::atoi(args[1].c_str()));
+    train_in_turns(kWays[way % std::size(kWays)], std::atol(args[2].c_str()), args[3] == "cuda");
     return 0;
   }
   const bool cuda = !args.empty() && args[0] == "cuda";
   if (cuda) args.erase(args.begin());
-  const int rounds = args.empty() ? 15 : std::max(1, std::stoi(args[0]));
+  const int rounds = args.empty() ? 15 : std::atoi(args[0].c_str());
+  if (rounds < 1) {
+    std::fprintf(stderr, "[bench_train] not a number of rounds; got %s; expected 1 or more\n", args[0].c_str());
+    return 2;
+  }
   std::printf("libtorch %s, %s; tokens/s and their ratio to plain in the same round, medians of %d rounds\n",
               TORCH_VERSION, cuda ? "a GPU" : (std::to_string(std::thread::hardware_concurrency()) + " cores").c_str(),
               rounds);
