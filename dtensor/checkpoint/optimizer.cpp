@@ -7,6 +7,7 @@
 #include <torch/version.h>
 
 #include <charconv>
+#include <functional>
 #include <limits>
 
 #include "dtensor/checkpoint/party_impl.h"
@@ -214,11 +215,12 @@ void add_optimizer(const torch::nn::Module& module, const optim::Optimizer& opti
   });
 }
 
-// Gives the optimizer the state that the checkpoint has of it, its tensors still empty, and adds them to what is
-// loaded.
-void prepare_optimizer(const torch::nn::Module& module, optim::Optimizer& optimizer, const Checkpoint& checkpoint,
-                       NamedTensors& tensors) {
+// Makes the state that the checkpoint has of the optimizer, its tensors still empty, and adds them to what is loaded.
+// The optimizer has it when the function that is returned is called: what fails before leaves it as it was.
+std::function<void()> prepare_optimizer(const torch::nn::Module& module, optim::Optimizer& optimizer,
+                                        const Checkpoint& checkpoint, NamedTensors& tensors) {
   const auto& numbers = checkpoint.info().state;
+  std::vector<std::function<void()>> steps;
   with_kind(optimizer, [&](auto kind) {
     using Options = typename decltype(kind)::Options;
     using State = typename decltype(kind)::State;
@@ -236,14 +238,16 @@ void prepare_optimizer(const torch::nn::Module& module, optim::Optimizer& optimi
     auto& groups = optimizer.param_groups();
     for (std::size_t g = 0; g < groups.size(); ++g) {
       optim::OptimizerOptions& options = groups[g].has_options() ? groups[g].options() : optimizer.defaults();
-      visit(dynamic_cast<Options&>(options), [&](const char* what, auto& value) { take(group_name(g) + what, value); });
+      Options copy = dynamic_cast<Options&>(options);
+      visit(copy, [&](const char* what, auto& value) { take(group_name(g) + what, value); });
+      steps.push_back([&options, copy] { dynamic_cast<Options&>(options) = copy; });
     }
     const at::NoGradGuard no_grad;
     each_parameter(module, optimizer, [&](const std::string& name, const at::Tensor& parameter) {
-      auto state = std::make_unique<State>();
+      auto state = std::make_shared<std::unique_ptr<State>>(std::make_unique<State>());
       bool any = false;
       const std::string prefix = std::string(kOptimizer) + name + ".";
-      visit(*state, [&](const char* what, auto& value) {
+      visit(**state, [&](const char* what, auto& value) {
         if constexpr (std::is_same_v<std::decay_t<decltype(value)>, at::Tensor>) {
           if (!checkpoint.tensors().contains(prefix + what)) return;
           value = at::zeros_like(parameter.detach());
@@ -253,12 +257,15 @@ void prepare_optimizer(const torch::nn::Module& module, optim::Optimizer& optimi
           any = take(prefix + what, value) || any;
         }
       });
-      auto& states = optimizer.state();
-      const auto key = state_key(parameter);
-      states.erase(key);
-      if (any) states[key] = std::move(state);
+      steps.push_back([&optimizer, key = state_key(parameter), state, any] {
+        optimizer.state().erase(key);
+        if (any) optimizer.state()[key] = std::move(*state);
+      });
     });
   });
+  return [steps] {
+    for (const auto& step : steps) step();
+  };
 }
 
 bool is_optimizers(const std::string& name) { return name.starts_with(kOptimizer); }
@@ -297,10 +304,12 @@ LoadReport load_checkpoint(const std::string& dir, torch::nn::Module& module, to
   NamedTensors tensors = module_tensors(module, "load_checkpoint");
   const Party party = party_of(tensors, options.mesh, "load_checkpoint");
   Checkpoint checkpoint = open_together(dir, party);
-  prepare_optimizer(module, optimizer, checkpoint, tensors);
+  const std::function<void()> give = prepare_optimizer(module, optimizer, checkpoint, tensors);
   LoadOptions resumed = options;
   if (!resumed.random) resumed.random = true;
-  return load_tensors(checkpoint, party, tensors, resumed);
+  LoadReport report = load_tensors(checkpoint, party, tensors, resumed);
+  give();
+  return report;
 }
 
 }  // namespace dtensor

@@ -421,7 +421,8 @@ class Builder {
   // Operands that join a sum turn Partial together with it.
   bool join_added(Row& row, ReduceOp op) const {
     for (std::size_t i = 0; i < result_.num_operands; ++i) {
-      if (!pattern_of(i).added || !call_.operands[i] || row.in[i]) continue;
+      if (!pattern_of(i).added || row.in[i]) continue;
+      if (!call_.operands[i]) return false;  // a number, which every rank would add
       if (!can_reduce(call_.operands[i]->meta().dtype(), op)) return false;
       row.in[i] = op;
       row.embeds[i] = true;

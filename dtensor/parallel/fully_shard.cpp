@@ -70,11 +70,12 @@ void get_memory(const at::Tensor& tensor) {
 class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> {
  public:
   Unit(const std::vector<at::Tensor>& parameters, const MeshDim& at, const FullyShardOptions& options,
-       std::set<const Unit*> inner)
+       std::set<const Unit*> inner, std::shared_ptr<const int> call)
       : mesh_(std::make_shared<const DeviceMesh>(at.mesh)),
         dim_(at.dim),
         options_(options),
         inner_(std::move(inner)),
+        made_by_(std::move(call)),
         units_(units_of(at.mesh)) {
     for (const at::Tensor& parameter : parameters) add(parameter);
   }
@@ -87,26 +88,15 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
       member.at = room_;
       room_ += numel_of(member.sharded.local_shape(origin()));
     }
-    const c10::ScalarType type = scalar_type_of(members_[0].sharded.meta().dtype());
-    if (!mesh_->contains_me()) return;
-    flat_ = at::empty({1, room_}, payload_of(handle(members_[0])).local().options().dtype(type)).zero_();
-    for (Member& member : members_) {
-      const at::Tensor parameter = handle(member);
-      const at::Tensor part = payload_of(parameter).local();
-      member.part = flat_.view({-1}).narrow(0, member.at, part.numel()).view(part.sizes());
-      member.part.copy_(part);
-      member.full =
-          empty_like(member.whole.local_shape(*mesh_->coordinate()), part, scalar_type_of(member.whole.meta().dtype()));
-      drop_memory(member.full);
-      full_bytes_ += static_cast<std::int64_t>(member.full.nbytes());
-      lay_out(parameter, member.part, member.sharded);
-    }
+    if (mesh_->contains_me()) make_room();
+    // Ranks outside the mesh hold nothing, and yet decide as the others do.
+    for (const Member& member : members_) show(member, held(member), false);
   }
 
   void before_use(const at::Tensor& tensor, Use wanted) override {
     const bool of_gathered = is_gathered_form(payload_of(tensor));
     if (wanted == Use::kRead && (of_gathered || is_parameter(tensor))) return use();
-    if (wanted == Use::kLook && of_gathered && !gathered_) return use();
+    if (wanted == Use::kLook && of_gathered) return look(tensor);
     if (wanted == Use::kRead || wanted == Use::kLook) return;
     forget_gather();
     // Its part, by a handle from before: what was gathered of it is out of date then.
@@ -125,13 +115,33 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
                   .advice = "the parameter itself, or clone()"});
   }
 
+  // The parameter itself, or the same detached, shows its part: what is gathered stays for those who read it whole.
+  void look(const at::Tensor& tensor) {
+    for (const Member& member : members_) {
+      const at::Tensor parameter = handle(member);
+      if (!parameter.defined() || &payload_of(parameter) != &payload_of(tensor)) continue;
+      if (!parameter.is_same(tensor)) return lay_out(tensor, member.part, member.sharded);
+      shows_parts_ = true;
+      return show(member, parameter, false);
+    }
+    if (!gathered_) use();
+  }
+
+  bool comes_and_goes(const at::Tensor& tensor) override {
+    return is_gathered_form(payload_of(tensor)) &&
+           std::none_of(members_.begin(), members_.end(), [&](const Member& member) {
+             const at::Tensor parameter = handle(member);
+             return parameter.defined() && &payload_of(parameter) == &payload_of(tensor);
+           });
+  }
+
   void reshard() {
     if (!gathered_) return;
-    gathered_ = used_ = false;
+    gathered_ = used_ = shows_parts_ = false;
     units_->bytes.now -= full_bytes_;
     for (const Member& member : members_) {
       const at::Tensor parameter = handle(member);
-      if (parameter.defined()) lay_out(parameter, member.part, member.sharded);
+      if (parameter.defined()) show(member, parameter, false);
       if (member.full.defined()) drop_memory(member.full);
     }
   }
@@ -151,7 +161,22 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
     std::int64_t at = 0;  // of its part in the buffer
     at::Tensor part = {};
     at::Tensor full = {};
+    mutable const Payload* shown = nullptr;  // what the parameter was given last
   };
+
+  void make_room() {
+    const c10::ScalarType type = scalar_type_of(members_[0].sharded.meta().dtype());
+    flat_ = at::empty({1, room_}, payload_of(held(members_[0])).local().options().dtype(type)).zero_();
+    for (Member& member : members_) {
+      const at::Tensor part = payload_of(held(member)).local();
+      member.part = flat_.view({-1}).narrow(0, member.at, part.numel()).view(part.sizes());
+      member.part.copy_(part);
+      member.full =
+          empty_like(member.whole.local_shape(*mesh_->coordinate()), part, scalar_type_of(member.whole.meta().dtype()));
+      drop_memory(member.full);
+      full_bytes_ += static_cast<std::int64_t>(member.full.nbytes());
+    }
+  }
 
   void add(const at::Tensor& parameter) {
     const Spec& sharded = payload_of(parameter).spec;
@@ -162,9 +187,20 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
 
   Dims origin() const { return Dims(static_cast<std::size_t>(mesh_->ndim()), 0); }
 
-  static at::Tensor handle(const Member& member) {
+  static at::Tensor held(const Member& member) {
     auto impl = member.parameter.lock();
     return impl ? at::Tensor(std::move(impl)) : at::Tensor();
+  }
+  // None where it is gone, or has been given another value (set_data, Module::to): that one is not this unit's.
+  at::Tensor handle(const Member& member) const {
+    const at::Tensor parameter = held(member);
+    const bool mine =
+        has_payload(parameter) && payload_of(parameter).unit.get() == this && &payload_of(parameter) == member.shown;
+    return mine ? parameter : at::Tensor();
+  }
+  void show(const Member& member, const at::Tensor& parameter, bool whole) {
+    lay_out(parameter, whole ? member.full : member.part, whole ? member.whole : member.sharded);
+    member.shown = &payload_of(parameter);
   }
 
   bool is_parameter(const at::Tensor& tensor) const {
@@ -176,7 +212,9 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
   // A gathered parameter, or what was taken from one: it looks at the memory that comes and goes.
   bool is_gathered_form(Payload& payload) const {
     const at::Tensor& local = payload.local();
-    if (!local.defined()) return false;
+    if (!local.defined()) {
+      return std::none_of(members_.begin(), members_.end(), [&](const Member& m) { return m.sharded == payload.spec; });
+    }
     return std::any_of(members_.begin(), members_.end(),
                        [&](const Member& m) { return local.storage().is_alias_of(m.full.storage()); });
   }
@@ -232,13 +270,20 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
         }
       }
     }
+    show_whole();
+  }
+
+  void show_whole() {
+    shows_parts_ = false;
     for (const Member& member : members_) {
       const at::Tensor parameter = handle(member);
-      if (parameter.defined()) lay_out(parameter, member.full, member.whole);
+      if (parameter.defined()) show(member, parameter, true);
     }
   }
 
   void use() {
+    call_ = OneCall::current();
+    if (gathered_ && shows_parts_) show_whole();
     if (gathered_ && units_->current == this) return;
     const at::NoGradGuard no_grad;
     const bool backward = in_backward();
@@ -257,8 +302,8 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
     for (const auto& weak : std::exchange(units_->gathered, {})) {
       const auto unit = weak.lock();
       if (!unit || !unit->gathered_) continue;
-      const bool keep = unit.get() == this || unit->contains(this) || !unit->used_ ||
-                        (!backward && !unit->options_.reshard_after_forward);
+      const bool keep = unit.get() == this || unit->contains(this) || !unit->used_ || unit->made_by_ == made_by_ ||
+                        (call_ != 0 && unit->call_ == call_) || (!backward && !unit->options_.reshard_after_forward);
       if (keep) {
         stay.push_back(weak);
       } else {
@@ -294,6 +339,7 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
   const std::int64_t dim_;
   const FullyShardOptions options_;
   const std::set<const Unit*> inner_;
+  const std::shared_ptr<const int> made_by_;  // the call of fully_shard: its units, one for each type, stay together
   const std::shared_ptr<Units> units_;
   std::vector<Member> members_;
   std::int64_t room_ = 0;        // elements of one rank's parts, the largest of any rank
@@ -301,8 +347,10 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
   at::Tensor flat_;              // this rank's parts
   std::shared_ptr<Execution> on_its_way_;
   bool gathered_ = false;
+  bool shows_parts_ = false;    // some of its parameters, although it is gathered
   bool used_ = false;           // since it was gathered
   bool used_backward_ = false;  // ever
+  std::uint64_t call_ = 0;      // the operator that it was used by last
 };
 
 void Units::release() {
@@ -350,10 +398,14 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
       inner.insert(static_cast<const Unit*>(payload_of(parameter).unit.get()));
     } else {
       mine.emplace_back(parameter, spec_for(item.key(), parameter, at));
+      if (!is_dtensor(parameter)) check_own_memory(item.key(), parameter);
     }
   }
   for (const auto& item : module.named_buffers()) {
-    if (item.value().defined() && !is_dtensor(item.value())) buffers.push_back(item.value());
+    if (!item.value().defined() || is_dtensor(item.value())) continue;
+    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    check_own_memory(item.key(), item.value());
+    buffers.push_back(item.value());
   }
   for (const auto& [parameter, spec] : mine) distribute_in_place(parameter, at.mesh, spec);
   const Placements whole(static_cast<std::size_t>(at.mesh.ndim()), Replicate());
@@ -363,6 +415,7 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
   // Each unit has parameters of one type: they travel in one buffer.
   std::map<c10::ScalarType, std::vector<at::Tensor>> types;
   for (const auto& [parameter, spec] : mine) types[parameter.scalar_type()].push_back(parameter);
+  const auto call = std::make_shared<const int>();
   for (const auto& [type, parameters] : types) {
     const auto units = units_of(at.mesh);
     const auto bucket = std::make_shared<GradientBucket>(parameters, units->buckets,
@@ -379,8 +432,9 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
       payload.traits->bucket = bucket;
       payload.traits->home = payload.spec;
     }
-    if (at.mesh.size(at.dim) == 1) continue;  // nothing to gather
-    std::make_shared<Unit>(parameters, at, options, inner)->adopt();
+    // Nothing to gather, and nothing to cast.
+    if (at.mesh.size(at.dim) == 1 && options.param_dtype.value_or(type) == type) continue;
+    std::make_shared<Unit>(parameters, at, options, inner, call)->adopt();
   }
 }
 

@@ -26,7 +26,8 @@ class Memo {
  public:
   at::Tensor find(const at::Tensor& x, const Spec& to) const {
     if (x.unsafeGetTensorImpl() != from_ || !to_ || !(*to_ == to) || at::GradMode::is_enabled() != grad_) return {};
-    if (!x.is_inference() && x._version() != version_) return {};
+    // Nobody counts writes to inference tensors; what had no gradient to give then may have one now.
+    if (x.is_inference() || x._version() != version_ || x.requires_grad() != needs_grad_) return {};
     // The address may be another tensor's by now.
     const auto alive = known_.lock();
     if (!alive) return {};
@@ -34,9 +35,11 @@ class Memo {
     return moved ? at::Tensor(std::move(moved)) : at::Tensor();
   }
   void keep(const at::Tensor& x, const Spec& to, const at::Tensor& moved) {
+    if (x.is_inference()) return;
     from_ = x.unsafeGetTensorImpl();
     known_ = WeakTensor(x.getIntrusivePtr());
-    version_ = x.is_inference() ? 0 : x._version();
+    version_ = x._version();
+    needs_grad_ = x.requires_grad();
     to_ = to;
     grad_ = at::GradMode::is_enabled();
     moved_ = WeakTensor(moved.getIntrusivePtr());
@@ -51,6 +54,7 @@ class Memo {
   std::uint32_t version_ = 0;
   std::optional<Spec> to_;
   bool grad_ = false;
+  bool needs_grad_ = false;
   at::Tensor held_;
 };
 
@@ -204,6 +208,11 @@ Spec spec_of(const Task& task, const MeshDim& at) {
                                         .got = "\"" + task.name + "\" on " + payload_of(task.tensor).mesh->to_string(),
                                         .expected = at.mesh.to_string()});
   }
+  if (is_dtensor(task.tensor) && payload_of(task.tensor).unit) {
+    fail_invalid("parallelize_module", {.what = "a parameter that is fully sharded already",
+                                        .got = "\"" + task.name + "\", " + now.to_string(),
+                                        .advice = "parallelize_module first, then fully_shard"});
+  }
   const Cutting& cutting = task.cutting;
   if (cutting.placement.is_replicate()) return now;
   if (cutting.blocks == 1) return with_placement_on(now, at.dim, cutting.placement);
@@ -314,7 +323,10 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   const std::vector<Task> tasks = tasks_of(module, plan);
   std::vector<Spec> specs;
   specs.reserve(tasks.size());
-  for (const Task& task : tasks) specs.push_back(spec_of(task, at));
+  for (const Task& task : tasks) {
+    specs.push_back(spec_of(task, at));
+    if (!is_dtensor(task.tensor)) check_own_memory(task.name, task.tensor);
+  }
 
   const auto memo = std::make_shared<Memo>();
   for (std::size_t i = 0; i < tasks.size(); ++i) {

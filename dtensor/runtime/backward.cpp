@@ -1,5 +1,6 @@
 #include "dtensor/runtime/backward.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -8,8 +9,11 @@
 #include <torch/csrc/autograd/graph_task.h>
 #endif
 
+#include <mutex>
+
 #include "dtensor/runtime/accumulate.h"
 #include "dtensor/runtime/buckets.h"
+#include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/redistribute.h"
 
 namespace dtensor {
@@ -62,8 +66,10 @@ at::Tensor left_unreduced(const at::Tensor& gradient, const Spec& home, std::sha
 void bring_gradient_home(const at::Tensor& tensor, Payload& payload) {
   if (!tensor.requires_grad() || !tensor.is_leaf()) return;
   const void* state = torch::autograd::impl::get_autograd_meta(tensor);
+  if (payload.hooked.load(std::memory_order_acquire) == state) return;
+  static std::mutex mutex;  // several threads may use it first
+  const std::lock_guard lock(mutex);
   if (payload.hooked == state) return;
-  payload.hooked = state;
   if (!payload.traits) payload.traits = std::make_shared<ParameterTraits>();
   tensor.register_hook([here = home_of(payload.spec), mesh = payload.mesh, traits = payload.traits,
                         leaf = WeakTensor(tensor.getIntrusivePtr())](const at::Tensor& gradient) {
@@ -75,13 +81,24 @@ void bring_gradient_home(const at::Tensor& tensor, Payload& payload) {
     }
     const std::shared_ptr<GradientBucket>& bucket = traits->bucket;
     if (bucket && bucket->takes(gradient, home)) return bucket->arrived(gradient, home);
-    if (stays_unreduced(leaf, gradient, home)) return left_unreduced(gradient, home);
-    // Of the type that libtorch knows the leaf by.
-    const Spec to = home.meta().dtype() == payload_of(gradient).spec.meta().dtype()
-                        ? home
-                        : with_dtype(home, gradient.scalar_type());
-    return redistribute(gradient, to, mesh, {.async = true});
+    if (home.meta().dtype() == payload_of(gradient).spec.meta().dtype()) {
+      if (stays_unreduced(leaf, gradient, home)) return left_unreduced(gradient, home);
+      return redistribute(gradient, home, mesh, {.async = true});
+    }
+    // Of the type that libtorch knows the leaf by (of a parameter that was gathered in another one); the leaf's own
+    // when the backward pass has ended.
+    torch::autograd::Engine::get_default_engine().queue_callback([leaf, type = scalar_type_of(home.meta().dtype())] {
+      auto impl = leaf.lock();
+      if (!impl) return;
+      const at::Tensor owner(std::move(impl));
+      const at::Tensor sum = owner.grad();
+      if (!has_payload(sum) || payload_of(sum).unreduced() || sum.scalar_type() == type) return;
+      const at::NoGradGuard no_grad;
+      owner.mutable_grad() = sum.to(type);
+    });
+    return redistribute(gradient, with_dtype(home, gradient.scalar_type()), mesh, {.async = true});
   });
+  payload.hooked = state;
 }
 
 namespace {
@@ -132,9 +149,14 @@ bool add_unreduced(Payload& sum, Payload& more) {
     sum.set_unreduced(*from);
     return true;
   }
-  if (!into || !from || !(into->spec == from->spec)) return false;
+  if (!into || !from) return false;
+  // What was accumulated may have the wider type that it is to be reduced in.
+  const Spec more_of_it = from->spec.meta().dtype() == into->spec.meta().dtype()
+                              ? from->spec
+                              : with_dtype(from->spec, scalar_type_of(into->spec.meta().dtype()));
+  if (!(into->spec == more_of_it)) return false;
   // Not in place: the part may be another leaf's too.
-  if (into->local.defined()) into->local = into->local.add(from->local);
+  if (into->local.defined()) into->local = into->local.add(from->local.to(into->local.scalar_type()));
   return true;
 }
 

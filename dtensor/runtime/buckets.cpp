@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "dtensor/runtime/meta.h"
@@ -95,7 +96,15 @@ at::Tensor GradientBucket::arrived(const at::Tensor& gradient, const Spec& home)
   // What libtorch is told has the type that it knows the leaf by.
   const Spec shown =
       home.meta().dtype() == payload_of(gradient).spec.meta().dtype() ? home : with_dtype(home, gradient.scalar_type());
-  at::Tensor result = left_unreduced(gradient, shown, shared_from_this());
+  at::Tensor sum = gradient;
+  if (accumulating() && options_.reduce_dtype && *options_.reduce_dtype != gradient.scalar_type()) {
+    // Many are to be added to it: in the type that they are reduced in.
+    Payload& payload = payload_of(gradient);
+    const at::Tensor& local = payload.local();
+    sum = wrap(local.defined() ? local.to(*options_.reduce_dtype) : local,
+               with_dtype(payload.spec, *options_.reduce_dtype), payload.mesh);
+  }
+  at::Tensor result = left_unreduced(sum, shown, shared_from_this());
   auto& engine = torch::autograd::Engine::get_default_engine();
   if (options_.after_backward) engine.queue_callback(options_.after_backward);
   if (accumulating()) return result;
@@ -216,10 +225,12 @@ void make_buckets(const std::vector<at::Tensor>& leaves, std::int64_t bytes) {
     }
   };
   std::vector<at::Tensor> next;
+  std::set<const c10::TensorImpl*> seen;  // a module that is registered twice names its parameters twice
   std::int64_t size = 0;
   for (auto leaf = leaves.rbegin(); leaf != leaves.rend(); ++leaf) {
     const Payload& payload = payload_of(*leaf);
     if (payload.traits && payload.traits->bucket) continue;
+    if (!seen.insert(leaf->unsafeGetTensorImpl()).second) continue;
     const std::int64_t mine = payload.spec.local_bytes(at_origin(payload.spec));
     if (mine >= std::min(kLarge, bytes)) {
       make({*leaf});

@@ -93,7 +93,8 @@ at::Tensor without_partials(const at::Tensor& gradient) {
 
 }  // namespace
 
-double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
+                       bool error_if_nonfinite) {
   const at::NoGradGuard no_grad;
   const Powers powers(norm_type);
   Tensors gradients, parts;
@@ -116,6 +117,11 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
   if (parts.empty()) return 0;
   for (at::Tensor& part : parts) part = part.to(parts.front().device());
   const double norm = powers.norm(at::cat(parts));
+  if (error_if_nonfinite && !std::isfinite(norm)) {
+    fail_invalid("clip_grad_norm_", {.what = "the norm of the gradients is no finite number",
+                                     .got = std::to_string(norm) + " over " + std::to_string(gradients.size()),
+                                     .advice = "a smaller learning rate, or leave out error_if_nonfinite"});
+  }
   const double factor = max_norm / (norm + 1e-6);
   // A norm that is no number says so in every gradient.
   if (factor < 1 || std::isnan(factor)) {

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "dtensor/core/error.h"
 #include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/register.h"
@@ -19,12 +20,21 @@ void mixes_constants(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   run_made_of_others(op, keys, stack);
 }
 
-// The second argument says where to split: its values are needed on every rank.
+// Its values are needed on every rank.
+void read_here(c10::IValue& value) {
+  if (value.isTensor() && has_payload(value.toTensor())) value = DTensor(value.toTensor()).full_tensor().cpu();
+}
+
+// The second argument says where to split.
 void reads_second(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  c10::IValue& places = (*stack)[stack->size() - op.schema().arguments().size() + 1];
-  if (places.isTensor() && has_payload(places.toTensor())) places = DTensor(places.toTensor()).full_tensor().cpu();
-  const ImplicitReplication guard;
-  run_made_of_others(op, keys, stack);
+  read_here((*stack)[stack->size() - op.schema().arguments().size() + 1]);
+  mixes_constants(op, keys, stack);
+}
+
+// (log probabilities, targets, lengths of both, …): the lengths are read, which may be tensors.
+void reads_lengths(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  for (const std::size_t i : {2, 3}) read_here((*stack)[stack->size() - op.schema().arguments().size() + i]);
+  mixes_constants(op, keys, stack);
 }
 
 // Without gradients libtorch reads the data of what lies on a CPU; the form that says where it was found does not.
@@ -38,7 +48,17 @@ void finds_places(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::S
 void takes_native(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
   static const auto native = c10::Dispatcher::singleton().findSchemaOrThrow("aten::native_batch_norm", "");
   torch::jit::pop(*stack);
-  const at::Tensor input = (*stack)[stack->size() - native.schema().arguments().size()].toTensor();
+  const std::size_t first = stack->size() - native.schema().arguments().size();
+  const at::Tensor input = (*stack)[first].toTensor();
+  // The kernels do not look whether there is one number for each channel.
+  for (std::size_t i = 1; i < 5 && input.dim() >= 2; ++i) {
+    const c10::IValue& value = (*stack)[first + i];
+    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().numel() == input.size(1)) continue;
+    fail_invalid("aten::batch_norm", {.what = "not one number for each channel",
+                                      .got = std::to_string(value.toTensor().numel()) + " as argument \"" +
+                                             native.schema().arguments()[i].name() + "\"",
+                                      .expected = std::to_string(input.size(1))});
+  }
   native.callBoxed(stack);
   const at::Tensor reserved = at::empty({0}, c10::TensorOptions().dtype(at::kByte).device(input.device()));
   torch::jit::push(*stack, reserved, std::int64_t{0});
@@ -57,8 +77,14 @@ struct Composite {
 constexpr Composite kComposites[] = {
     {"_batch_norm_impl_index", "", kernel<&takes_native>},
     {"combinations", ""},
+    {"ctc_loss", "IntList", kernel<&reads_lengths>},
+    {"ctc_loss", "Tensor", kernel<&reads_lengths>},
+    {"embedding_bag", ""},
+    {"embedding_bag", "padding_idx"},
     {"gru", "input"},
+    {"gru_cell", ""},
     {"lstm", "input"},
+    {"lstm_cell", ""},
     {"max_pool1d", "", kernel<&finds_places>},
     {"nanquantile", ""},
     {"nanquantile", "scalar"},
@@ -66,7 +92,9 @@ constexpr Composite kComposites[] = {
     {"quantile", ""},
     {"quantile", "scalar"},
     {"rnn_relu", "input"},
+    {"rnn_relu_cell", ""},
     {"rnn_tanh", "input"},
+    {"rnn_tanh_cell", ""},
     {"scaled_dot_product_attention", ""},
     {"tensor_split", "tensor_indices_or_sections", kernel<&reads_second>},
     {"unravel_index", ""},

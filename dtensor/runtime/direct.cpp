@@ -1,19 +1,31 @@
 // The operators that are called most, without boxing: where a call of the kind was decided before, and the operator
 // runs on the parts as they lie, it is called on them directly. All else goes the general way.
 #include <ATen/core/IListRef.h>
+#include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/_log_softmax_backward_data_ops.h>
+#include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_softmax_backward_data_ops.h>
+#include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addcdiv_ops.h>
 #include <ATen/ops/addcmul_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/cat_ops.h>
+#include <ATen/ops/clone_ops.h>
 #include <ATen/ops/div_ops.h>
+#include <ATen/ops/gelu_backward_ops.h>
+#include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mul_ops.h>
+#include <ATen/ops/native_layer_norm.h>
+#include <ATen/ops/native_layer_norm_backward.h>
 #include <ATen/ops/relu_ops.h>
+#include <ATen/ops/silu_ops.h>
 #include <ATen/ops/sqrt_ops.h>
 #include <ATen/ops/sub_ops.h>
 #include <ATen/ops/sum_ops.h>
@@ -23,6 +35,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 #include <type_traits>
 
@@ -41,6 +54,9 @@ struct Operator {
 };
 
 using List = at::MaterializedITensorListRef;
+using MaybeTensor = c10::optional<at::Tensor>;
+
+bool is_there(const MaybeTensor& tensor) { return tensor && tensor->defined(); }
 
 // ---- what is asked of each argument, by its type
 
@@ -57,6 +73,7 @@ struct Usable {
     if (info.accumulates && payload.unreduced()) return false;
     return !info.returns_alias || !payload.traits || !payload.traits->style;
   }
+  bool operator()(const MaybeTensor& tensor) { return !is_there(tensor) || (*this)(*tensor); }
   bool operator()(const List& list) {
     return std::all_of(list.begin(), list.end(), [this](const at::Tensor& tensor) { return (*this)(tensor); });
   }
@@ -70,6 +87,9 @@ struct AddOperands {
   CallKey& key;
 
   void operator()(std::size_t arg, const at::Tensor& tensor) { key.add_operand(arg, 0, payload_of(tensor)); }
+  void operator()(std::size_t arg, const MaybeTensor& tensor) {
+    if (is_there(tensor)) (*this)(arg, *tensor);
+  }
   void operator()(std::size_t arg, const List& list) {
     std::size_t item = 0;
     for (const at::Tensor& tensor : list) key.add_operand(arg, item++, payload_of(tensor));
@@ -83,6 +103,7 @@ struct AddStatics {
   const OpInfo& info;
 
   void operator()(std::size_t, const at::Tensor&) {}
+  void operator()(std::size_t, const MaybeTensor&) {}
   void operator()(std::size_t, const List&) {}
   void operator()(std::size_t arg, at::IntArrayRef ints) { key.add_static(info.args[arg].key, ints); }
   void operator()(std::size_t arg, const at::OptionalIntArrayRef& ints) {
@@ -97,6 +118,9 @@ struct AddStatics {
 
 struct BringGradientsHome {
   void operator()(const at::Tensor& tensor) { bring_gradient_home(tensor, payload_of(tensor)); }
+  void operator()(const MaybeTensor& tensor) {
+    if (is_there(tensor)) (*this)(*tensor);
+  }
   void operator()(const List& list) {
     for (const at::Tensor& tensor : list) (*this)(tensor);
   }
@@ -111,6 +135,9 @@ struct Local {
   // Written in place, it is this part that is written.
   at::Tensor& operator()(std::size_t, const at::Tensor& tensor) {
     return const_cast<at::Tensor&>(payload_of(tensor).local());
+  }
+  MaybeTensor operator()(std::size_t, const MaybeTensor& tensor) {
+    return is_there(tensor) ? MaybeTensor(payload_of(*tensor).local()) : tensor;
   }
   List operator()(std::size_t, const List& list) {
     List locals;
@@ -204,7 +231,7 @@ struct Direct<Op, Result(Args...)> {
     if constexpr (kInPlace) {
       return first(args...);
     } else {
-      return torch::jit::pop(stack).toTensor();
+      return c10::impl::PopResult<Result>::call(stack);
     }
   }
 
@@ -225,14 +252,60 @@ struct Direct<Op, Result(Args...)> {
     }
     return wrap(std::move(result), spec, of.mesh);
   }
+  template <class... Results, class... Rest>
+  static std::tuple<Results...> wrapped(std::tuple<Results...> results, const Prepared& prepared, const Payload& of,
+                                        const Rest&...) {
+    std::size_t output = 0;
+    const auto one = [&](at::Tensor& result) {
+      const std::optional<Spec>& spec = prepared.decision.outputs[output++];
+      if (spec) result = wrap(std::move(result), *spec, of.mesh);
+    };
+    std::apply([&](Results&... result) { (one(result), ...); }, results);
+    return results;
+  }
 };
 
-// Its sizes come as ints: symbolic ones are never distributed.
+// Their sizes come as ints: symbolic ones are never distributed.
 struct View {
   using schema = at::Tensor(const at::Tensor&, at::IntArrayRef);
   static constexpr const char* name = "aten::view";
   static constexpr const char* overload_name = "";
   static at::Tensor call(const at::Tensor& tensor, at::IntArrayRef sizes) { return tensor.view(sizes); }
+};
+struct UnsafeView {
+  using schema = at::Tensor(const at::Tensor&, at::IntArrayRef);
+  static constexpr const char* name = "aten::_unsafe_view";
+  static constexpr const char* overload_name = "";
+  static at::Tensor call(const at::Tensor& tensor, at::IntArrayRef sizes) { return at::_unsafe_view(tensor, sizes); }
+};
+struct Expand {
+  using schema = at::Tensor(const at::Tensor&, at::IntArrayRef, bool);
+  static constexpr const char* name = "aten::expand";
+  static constexpr const char* overload_name = "";
+  static at::Tensor call(const at::Tensor& tensor, at::IntArrayRef sizes, bool implicit) {
+    return tensor.expand(sizes, implicit);
+  }
+};
+using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+struct LayerNorm {
+  using schema = Three(const at::Tensor&, at::IntArrayRef, const MaybeTensor&, const MaybeTensor&, double);
+  static constexpr const char* name = "aten::native_layer_norm";
+  static constexpr const char* overload_name = "";
+  static Three call(const at::Tensor& x, at::IntArrayRef shape, const MaybeTensor& weight, const MaybeTensor& bias,
+                    double eps) {
+    return at::native_layer_norm(x, shape, weight, bias, eps);
+  }
+};
+struct LayerNormBackward {
+  using schema = Three(const at::Tensor&, const at::Tensor&, at::IntArrayRef, const at::Tensor&, const at::Tensor&,
+                       const MaybeTensor&, const MaybeTensor&, std::array<bool, 3>);
+  static constexpr const char* name = "aten::native_layer_norm_backward";
+  static constexpr const char* overload_name = "";
+  static Three call(const at::Tensor& gradient, const at::Tensor& x, at::IntArrayRef shape, const at::Tensor& mean,
+                    const at::Tensor& rstd, const MaybeTensor& weight, const MaybeTensor& bias,
+                    std::array<bool, 3> mask) {
+    return at::native_layer_norm_backward(gradient, x, shape, mean, rstd, weight, bias, mask);
+  }
 };
 
 struct Kernel {
@@ -247,6 +320,10 @@ Kernel kernel() {
 const std::vector<Kernel>& kernels() {
   namespace ops = at::_ops;
   static const auto* all = new std::vector<Kernel>{
+      kernel<ops::_log_softmax>(),
+      kernel<ops::_log_softmax_backward_data>(),
+      kernel<ops::_softmax>(),
+      kernel<ops::_softmax_backward_data>(),
       kernel<ops::add_Tensor>(),
       kernel<ops::add__Tensor>(),
       kernel<ops::add__Scalar>(),
@@ -255,14 +332,18 @@ const std::vector<Kernel>& kernels() {
       kernel<ops::addmm>(),
       kernel<ops::bmm>(),
       kernel<ops::cat>(),
+      kernel<ops::clone>(),
       kernel<ops::div_Tensor>(),
       kernel<ops::div_Scalar>(),
+      kernel<ops::gelu>(),
+      kernel<ops::gelu_backward>(),
       kernel<ops::mm>(),
       kernel<ops::mul_Tensor>(),
       kernel<ops::mul_Scalar>(),
       kernel<ops::mul__Tensor>(),
       kernel<ops::mul__Scalar>(),
       kernel<ops::relu>(),
+      kernel<ops::silu>(),
       kernel<ops::sqrt>(),
       kernel<ops::sub_Tensor>(),
       kernel<ops::sum>(),
@@ -270,6 +351,10 @@ const std::vector<Kernel>& kernels() {
       kernel<ops::t>(),
       kernel<ops::transpose_int>(),
       kernel<ops::threshold_backward>(),
+      kernel<Expand>(),
+      kernel<LayerNorm>(),
+      kernel<LayerNormBackward>(),
+      kernel<UnsafeView>(),
       kernel<View>(),
   };
   return *all;

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 
 #include "dtensor/core/error.h"
@@ -39,6 +40,15 @@ thread_local NoRule no_rule = NoRule::kReplicate;
                 .expected = "distributed tensors, or numbers",
                 .advice = "distribute_tensor(tensor, mesh, placements), or ImplicitReplication where it is the same on "
                           "all ranks"});
+}
+
+// Its gradient would be distributed, and not fit it.
+void refuse_plain_gradient(const LocalCall& call, const at::Tensor& plain, const OpInfo::Arg& arg) {
+  if (!plain.requires_grad() || !at::GradMode::is_enabled() || in_backward()) return;
+  fail_invalid(call.info.name, {.what = "a plain tensor that requires a gradient among distributed ones",
+                                .got = meta_of(plain).to_string() + " as argument \"" + arg.name + "\"",
+                                .expected = "a distributed tensor, or one that requires no gradient",
+                                .advice = "distribute_tensor(tensor, mesh, placements), or detach()"});
 }
 
 bool plain_counts_as_replica(const LocalCall& call, const OpInfo::Arg& arg) {
@@ -91,20 +101,73 @@ bool reads_as_it_lies(const LocalCall& call) {
   return alike;
 }
 
-void gather_unit(const LocalCall& call, const at::Tensor& tensor, bool written) {
+// Does what it is used with lie as its part does? An activation of the same shape does not.
+bool lies_as_its_part(const LocalCall& call, const at::Tensor& parameter) {
+  const auto& traits = payload_of(parameter).traits;
+  if (!traits || !traits->home) return true;
+  bool alike = true;
+  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t, std::size_t) {
+    if (tensor.dim() == 0 || !has_payload(tensor) || payload_of(tensor).unit) return;
+    const Spec& other = payload_of(tensor).spec;
+    alike = alike && other.dims() == traits->home->dims() && other.meta().dtype() == traits->home->meta().dtype();
+  });
+  return alike;
+}
+
+// What is read of a unit that is written, too: parameters are read as they lie, views are copied while they are there.
+void read_before_writing(LocalCall& call, const std::set<const GatherUnit*>& written) {
+  struct View {
+    at::Tensor tensor;
+    std::size_t arg, item;
+  };
+  std::vector<View> views;
+  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t item) {
+    if (!has_payload(tensor) || call.info.args[arg].written) return;
+    const std::shared_ptr<GatherUnit> unit = payload_of(tensor).unit;
+    if (unit && written.count(unit.get()) && unit->comes_and_goes(tensor)) views.push_back({tensor, arg, item});
+  });
+  for (const View& view : views) {
+    c10::IValue& value = call.arg(view.arg);
+    if (call.info.args[view.arg].kind == OpInfo::ArgKind::kTensor) {
+      value = view.tensor.clone();
+    } else if (value.isTensorList()) {
+      value = value.toTensorList().copy();
+      value.toTensorList().set(view.item, view.tensor.clone());
+    }
+  }
+}
+
+// All units that the call needs, before any payload is looked at: gathering one changes the payloads of others.
+void gather_units(LocalCall& call) {
   using Use = GatherUnit::Use;
-  static_cast<void>(payload_for(tensor, written ? Use::kWrite : reads_as_it_lies(call) ? Use::kLook : Use::kRead));
+  std::set<const GatherUnit*> writes;
+  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t) {
+    if (has_payload(tensor) && call.info.args[arg].written) writes.insert(payload_of(tensor).unit.get());
+  });
+  writes.erase(nullptr);
+  if (!writes.empty()) read_before_writing(call, writes);
+  const GatherUnit::OneCall one_call;
+  const bool may_look = reads_as_it_lies(call);
+  for (const bool written : {true, false}) {
+    for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t) {
+      if (!has_payload(tensor) || !payload_of(tensor).unit || call.info.args[arg].written != written) return;
+      const bool as_it_lies =
+          writes.count(payload_of(tensor).unit.get()) > 0 || (may_look && lies_as_its_part(call, tensor));
+      static_cast<void>(payload_for(tensor, written ? Use::kWrite : as_it_lies ? Use::kLook : Use::kRead));
+    });
+  }
 }
 
 }  // namespace
 
 void collect(LocalCall& call) {
+  bool units = false;
+  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t, std::size_t) {
+    units = units || (has_payload(tensor) && payload_of(tensor).unit);
+  });
+  if (units) gather_units(call);
   for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t item) {
     Payload* payload = has_payload(tensor) ? &payload_of(tensor) : nullptr;
-    if (payload && payload->unit) {
-      gather_unit(call, tensor, call.info.args[arg].written);
-      payload = &payload_of(tensor);
-    }
     if (payload && !call.mesh) call.mesh = payload->mesh;
     if (payload && at::GradMode::is_enabled()) bring_gradient_home(tensor, *payload);
     if (payload && payload->lost_alias && call.info.args[arg].written) {
@@ -117,10 +180,12 @@ void collect(LocalCall& call) {
     call.operands.push_back({tensor, payload, arg, item});
   });
   for (Operand& operand : call.operands) {
-    if (operand.payload) continue;
+    if (operand.payload || !call.mesh) continue;
     const OpInfo::Arg& arg = call.info.args[operand.arg];
-    if (!call.mesh || (operand.tensor.dim() == 0 && !arg.written)) continue;
-    if (!plain_counts_as_replica(call, arg)) refuse_plain(call, operand.tensor, arg);
+    const bool number = operand.tensor.dim() == 0 && !arg.written;
+    if (!number && !plain_counts_as_replica(call, arg)) refuse_plain(call, operand.tensor, arg);
+    refuse_plain_gradient(call, operand.tensor, arg);
+    if (number) continue;
     operand.tensor = as_replica(operand.tensor, call.mesh);
     operand.payload = &payload_of(operand.tensor);
   }
@@ -276,12 +341,17 @@ class Results {
         return wrap(local, Spec::make(meta_of(local), *call_.mesh, whole), call_.mesh,
                     {.base = &of.tensor, .offset = of.tensor.storage_offset() + within});
       }
-      at::Tensor result = as_replica(local, call_.mesh);
-      if (call_.info.returns_alias) lose_alias(result);
+      if (!call_.info.returns_alias || !call_.operands[0].payload) return as_replica(local, call_.mesh);
+      const Placements whole(static_cast<std::size_t>(call_.mesh->ndim()), Replicate());
+      at::Tensor result =
+          wrap(local, Spec::make(meta_of(local), *call_.mesh, whole), call_.mesh, {.base = &call_.operands[0].tensor});
+      lose_alias(result);
       return result;
     }
     if (output >= decision.outputs.size() || !decision.outputs[output]) return {};
     WrapOptions options;
+    // libtorch makes it a view of its operand, also where it is a copy.
+    if (call_.info.returns_alias) options.base = &call_.operands[0].tensor;
     // An operator that was run as it is returns an alias of what lies here.
     const bool as_it_is = !prepared_.moves && decision.local.is_same() && !prepared_.other_op;
     const bool view = call_.info.returns_alias && (decision.alias || as_it_is) && !call_.copied;

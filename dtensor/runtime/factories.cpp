@@ -49,6 +49,8 @@ DTensor empty(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& p
 DTensor full(at::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh& mesh, const Placements& placements,
              const at::TensorOptions& options) {
   DTensor result = empty(sizes, mesh, placements, options);
+  // All ranks meet a value that the type does not have, not those alone that fill it in.
+  static_cast<void>(at::empty({1}, at::TensorOptions().dtype(result.dtype())).fill_(value));
   const at::Tensor& local = payload_of(result).local();
   if (!local.defined()) return result;
   if (const auto op = identity_here(result.spec(), *mesh.coordinate())) {

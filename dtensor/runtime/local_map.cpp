@@ -15,6 +15,7 @@ void check_count(const char* what, std::size_t got, std::size_t expected) {
 void check_meshes(const std::vector<DTensor>& operands) {
   if (operands.empty()) fail_invalid("local_map", {.what = "there is no operand, and so no mesh"});
   for (const DTensor& operand : operands) {
+    if (!operand.defined()) fail_invalid("local_map", {.what = "an operand is undefined"});
     if (operand.mesh() == operands[0].mesh()) continue;
     fail_invalid("local_map", {.what = "the operands are on different meshes",
                                .got = operands[0].mesh().to_string() + " and " + operand.mesh().to_string(),

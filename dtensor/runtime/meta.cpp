@@ -25,6 +25,14 @@ constexpr auto kTypes = std::to_array<std::pair<c10::ScalarType, DType>>({
 #endif
 });
 
+// Asked for every result.
+constexpr auto kByDType = [] {
+  std::array<c10::ScalarType, 256> types{};
+  types.fill(c10::ScalarType::Undefined);
+  for (const auto& [torch_type, dtype] : kTypes) types[static_cast<std::uint8_t>(dtype)] = torch_type;
+  return types;
+}();
+
 }  // namespace
 
 DType dtype_of(c10::ScalarType type) {
@@ -35,9 +43,8 @@ DType dtype_of(c10::ScalarType type) {
 }
 
 c10::ScalarType scalar_type_of(DType dtype) {
-  for (const auto& [torch_type, known] : kTypes) {
-    if (known == dtype) return torch_type;
-  }
+  const c10::ScalarType type = kByDType[static_cast<std::uint8_t>(dtype)];
+  if (type != c10::ScalarType::Undefined) return type;
   fail_unsupported("dtype", {.what = "this libtorch does not have the type",
                              .got = std::string(to_string(dtype)),
                              .expected = "a type of libtorch " TORCH_VERSION});

@@ -37,15 +37,6 @@ std::vector<Named> tensors_of(const torch::nn::Module& module) {
   return result;
 }
 
-void check_own_memory(const std::string& name, const at::Tensor& tensor) {
-  if (!tensor.is_view() && tensor.storage().use_count() == 1) return;
-  fail_invalid("distribute_module",
-               {.what = "a tensor that shares memory cannot be distributed in place: the others would keep the old one",
-                .got = "\"" + name + "\", " + meta_of(tensor).to_string() + (tensor.is_view() ? ", a view" : ""),
-                .expected = "a tensor of its own",
-                .advice = "clone() it, or let go of its views and of tensors made from it by detach()"});
-}
-
 void check_mesh(const std::string& name, const at::Tensor& tensor, const DeviceMesh& mesh) {
   const DeviceMesh& other = *payload_of(tensor).mesh;
   if (other == mesh) return;
@@ -70,6 +61,15 @@ void convert(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements&
 }
 
 }  // namespace
+
+void check_own_memory(const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.is_view() && tensor.storage().use_count() == 1) return;
+  fail_invalid("distribute_module",
+               {.what = "a tensor that shares memory cannot be distributed in place: the others would keep the old one",
+                .got = "\"" + name + "\", " + meta_of(tensor).to_string() + (tensor.is_view() ? ", a view" : ""),
+                .expected = "a tensor of its own",
+                .advice = "clone() it, or let go of its views and of tensors made from it by detach()"});
+}
 
 void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
                          const DistributeOptions& options) {
@@ -99,7 +99,7 @@ void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const
   };
   if (!is_dtensor(tensor)) check_own_memory("tensor", tensor);
   const std::shared_ptr<ParameterTraits> traits = has_payload(tensor) ? payload_of(tensor).traits : nullptr;
-  const void* hooked = has_payload(tensor) ? payload_of(tensor).hooked : nullptr;
+  const void* hooked = has_payload(tensor) ? payload_of(tensor).hooked.load() : nullptr;
   const at::Tensor value = laid_out(tensor.detach(), spec);
   take_over(tensor, wrap(payload_of(value).local(), spec, shared, {.traits = traits}));
   payload_of(tensor).hooked = hooked;

@@ -5,6 +5,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -18,9 +19,44 @@
 namespace dtensor {
 namespace {
 
+// Memory of objects that come and go with every call: what was given back on a thread is taken again there. malloc is
+// the largest part of what a wrapped result costs otherwise.
+template <class Of>
+class Recycled {
+ public:
+  static void* operator new(std::size_t size) {
+    return mine.count > 0 ? mine.blocks[--mine.count] : ::operator new(size);
+  }
+  static void operator delete(void* block) noexcept {
+    if (mine.count == 0) static_cast<void>(last());
+    if (mine.ended || mine.count == mine.blocks.size()) return ::operator delete(block);
+    mine.blocks[mine.count++] = block;
+  }
+
+ private:
+  struct Blocks {
+    std::array<void*, 256> blocks;
+    std::size_t count;
+    bool ended;  // the thread did: others may still let go of tensors on it
+  };
+  struct Last {
+    ~Last() {
+      mine.ended = true;
+      while (mine.count > 0) ::operator delete(mine.blocks[--mine.count]);
+    }
+  };
+  static const Last& last() {
+    thread_local const Last instance;
+    return instance;
+  }
+  static constinit thread_local Blocks mine;
+};
+template <class Of>
+constinit thread_local typename Recycled<Of>::Blocks Recycled<Of>::mine = {};
+
 // A storage without memory that is the payload's home: one allocation for both. The payload is found through the
 // context of the data pointer, which owns nothing.
-class PayloadStorage final : public c10::StorageImpl {
+class PayloadStorage final : public c10::StorageImpl, public Recycled<PayloadStorage> {
  public:
   PayloadStorage(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh, c10::Device device)
       : StorageImpl(use_byte_size_t(), 0, c10::DataPtr(nullptr, &payload_, &keep, device), nullptr, false) {
@@ -40,7 +76,7 @@ class PayloadStorage final : public c10::StorageImpl {
 
 // Adds to TensorImpl that memory is shared: libtorch's gradient buffers add in place into a tensor whose storage has
 // one owner, and a view's payload has a storage of its own.
-class WrapperImpl final : public c10::TensorImpl {
+class WrapperImpl final : public c10::TensorImpl, public Recycled<WrapperImpl> {
  public:
   WrapperImpl(c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta type)
       : TensorImpl(std::move(storage), keys, type) {}
@@ -113,6 +149,12 @@ at::Tensor wrap_storage(c10::intrusive_ptr<PayloadStorage> home, c10::DeviceType
 }  // namespace
 
 void Payload::settle() {
+  const std::lock_guard lock(settling_);
+  while (pending_ || unreduced_) settle_one();
+  unsettled_.store(false, std::memory_order_release);
+}
+
+void Payload::settle_one() {
   // With the others of its bucket, if it is still the gradient of one: then it is pending now.
   if (unreduced_ && unreduced_->bucket) unreduced_->bucket->reduce();
   at::Tensor value;
@@ -130,7 +172,6 @@ void Payload::settle() {
   } else {
     local_ = std::move(value);
   }
-  if (unreduced_) settle();
 }
 
 LostAlias::LostAlias(const at::Tensor& operand) : counter_(operand.unsafeGetTensorImpl()->version_counter()) {
@@ -148,6 +189,11 @@ Payload& payload_of(const at::Tensor& tensor) {
   return **static_cast<std::optional<Payload>*>(context_of(*tensor.unsafeGetTensorImpl()));
 }
 
+at::Tensor copy_laid_out(const at::Tensor& local, const Spec& spec, const Dims& at) {
+  const Dims stride = spec.local_stride(at);
+  return at::empty_strided(local.sizes(), {stride.data(), stride.size()}, local.options()).copy_(local);
+}
+
 at::Tensor laid_out(const at::Tensor& local, const Spec& spec, const Dims& at) {
   const TensorMeta& meta = spec.meta();
   if (local.is_contiguous() && meta.stride() == row_major_stride(meta.shape())) return local;
@@ -156,10 +202,7 @@ at::Tensor laid_out(const at::Tensor& local, const Spec& spec, const Dims& at) {
   for (std::int64_t d = 0; d < local.dim(); ++d) {
     lies = lies && (local.size(d) <= 1 || local.stride(d) == stride[static_cast<std::size_t>(d)]);
   }
-  if (lies || local.numel() == 0) return local;
-  const at::Tensor result = at::empty_strided(local.sizes(), {stride.data(), stride.size()}, local.options());
-  result.copy_(local);
-  return result;
+  return lies || local.numel() == 0 ? local : copy_laid_out(local, spec, at);
 }
 
 at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
@@ -186,7 +229,7 @@ at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const Devic
 }
 
 void exchange(const at::Tensor& parameter, const at::Tensor& value) {
-  payload_of(value).hooked = payload_of(parameter).hooked;
+  payload_of(value).hooked = payload_of(parameter).hooked.load();
   parameter.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
 }
 

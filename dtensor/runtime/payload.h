@@ -2,8 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -42,6 +44,30 @@ class GatherUnit {
   // have another payload afterwards.
   enum class Use : std::uint8_t { kRead, kWrite, kLook, kMemory };
   virtual void before_use(const at::Tensor& tensor, Use use) = 0;
+  // Is it a view that was taken of a gathered parameter? Its memory goes when the unit is written.
+  virtual bool comes_and_goes(const at::Tensor& tensor) = 0;
+
+  // While it lives, this thread brings together the operands of one operator: what is gathered for one of them stays
+  // when another unit is gathered for the next.
+  class OneCall {
+   public:
+    OneCall() : before_(std::exchange(now(), ++counter())) {}
+    ~OneCall() { now() = before_; }
+    OneCall(const OneCall&) = delete;
+    OneCall& operator=(const OneCall&) = delete;
+    static std::uint64_t current() { return now(); }  // 0: none
+
+   private:
+    static std::uint64_t& now() {
+      thread_local std::uint64_t value = 0;
+      return value;
+    }
+    static std::atomic<std::uint64_t>& counter() {
+      static std::atomic<std::uint64_t> value = 0;
+      return value;
+    }
+    const std::uint64_t before_;
+  };
 };
 
 // What a parameter has beside its value; stays when its payload is exchanged.
@@ -73,12 +99,15 @@ class Payload {
   // This rank's part; undefined where it is not in the mesh. Waits for a redistribution that is under way, and reduces
   // what was left unreduced.
   const at::Tensor& local() {
-    if (pending_ || unreduced_) settle();
+    if (unsettled_.load(std::memory_order_acquire)) settle();
     return local_;
   }
   // What this rank's part will be, or what will be added to it where there is one.
   using Pending = std::function<at::Tensor()>;
-  void set_pending(Pending pending) { pending_ = std::move(pending); }
+  void set_pending(Pending pending) {
+    pending_ = std::move(pending);
+    unsettled_.store(true, std::memory_order_release);
+  }
 
   // A gradient that is still as it was produced, while others may be added to it: its spec then, and its part. What was
   // reduced before stays beside it.
@@ -87,21 +116,28 @@ class Payload {
     at::Tensor local;
     std::shared_ptr<GradientBucket> bucket = {};
   };
-  void set_unreduced(Unreduced unreduced) { unreduced_ = std::move(unreduced); }
+  void set_unreduced(Unreduced unreduced) {
+    unreduced_ = std::move(unreduced);
+    unsettled_.store(true, std::memory_order_release);
+  }
   std::optional<Unreduced>& unreduced() { return unreduced_; }
 
   const Spec spec;
   const std::shared_ptr<const DeviceMesh> mesh;
   std::optional<LostAlias> lost_alias;
   // The autograd state for which the leaf's hook is installed.
-  const void* hooked = nullptr;
+  std::atomic<const void*> hooked = nullptr;
   std::shared_ptr<ParameterTraits> traits;
   // Whose parameter it is, or from whose gathered parameter it was taken.
   std::shared_ptr<GatherUnit> unit;
 
  private:
   void settle();
+  void settle_one();
 
+  // Several threads may read a tensor; whoever comes first settles it.
+  std::atomic<bool> unsettled_ = false;
+  std::recursive_mutex settling_;
   at::Tensor local_;
   Pending pending_;
   std::optional<Unreduced> unreduced_;
@@ -126,6 +162,7 @@ inline bool has_payload(const at::Tensor& tensor) {
 // This rank's part as the spec says that it lies in memory, so that views of the whole are views of the part: itself,
 // or a copy.
 at::Tensor laid_out(const at::Tensor& local, const Spec& spec, const Dims& at);
+at::Tensor copy_laid_out(const at::Tensor& local, const Spec& spec, const Dims& at);
 
 struct WrapOptions {
   // Others hold the same memory: autograd must not add into it.

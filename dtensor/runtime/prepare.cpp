@@ -137,14 +137,16 @@ void work_out(const LocalCall& call, Prepared& prepared) {
   // of nothing leaves the statistics that run on.
   if (makes_tensors && !prepared.replicated) {
     const auto empty = [&](const std::optional<Spec>& spec) {
-      if (!spec) return true;
+      if (!spec) return false;
       const Dims shape = spec->local_shape(*at);
       return std::find(shape.begin(), shape.end(), 0) != shape.end();
     };
-    prepared.fills = std::all_of(decision.outputs.begin(), decision.outputs.end(), empty);
+    const auto makes_none = [&](const std::optional<Spec>& spec) { return !spec || empty(spec); };
+    prepared.fills = std::all_of(decision.outputs.begin(), decision.outputs.end(), makes_none);
+    const bool of_nothing = empty(decision.inputs[0]);
     for (std::size_t i = 0; i < call.operands.size(); ++i) {
       const bool written = call.info.args[call.operands[i].arg].written;
-      prepared.fills = prepared.fills && (!written || empty(decision.inputs[i]) || empty(decision.inputs[0]));
+      prepared.fills = prepared.fills && (!written || of_nothing || makes_none(decision.inputs[i]));
     }
   }
   if (local.identity && decision.inputs[0]) {
@@ -157,19 +159,20 @@ void work_out(const LocalCall& call, Prepared& prepared) {
   }
 }
 
-// Can the operator be called on the parts as they lie, and its one result be wrapped, with at most a list of sizes
+// Can the operator be called on the parts as they lie, and its results be wrapped, with at most a list of sizes
 // exchanged?
 void find_short_way(const LocalCall& call, Prepared& prepared) {
   const LocalWork& local = prepared.decision.local;
   const bool plain = call.mesh->contains_me() && prepared.runs && !prepared.fills && !prepared.moves &&
                      !prepared.replicated && !prepared.other_op && !prepared.algorithm && local.divide_by == 1;
-  const bool one = prepared.decision.outputs.size() == 1 && prepared.decision.outputs[0];
+  const auto& outputs = prepared.decision.outputs;
+  const bool each = !outputs.empty() && outputs.size() == call.info.returns.size() && outputs[0];
   // Autograd adds gradients up, and those that are not summed yet have a way of their own.
   const bool sums = call.info.accumulates && call.operands[0].payload && call.operands[0].payload->spec.has_partial();
   const bool copies = call.info.returns_alias && !prepared.decision.alias && !local.is_same();
   const auto& rewrites = prepared.rewrites;
   const bool sizes = rewrites.size() == 1 && rewrites[0].second.isIntList();
-  prepared.as_it_lies = plain && one && !sums && !copies && (rewrites.empty() || sizes);
+  prepared.as_it_lies = plain && each && !sums && !copies && (rewrites.empty() || sizes);
   if (!sizes) return;
   for (const std::int64_t size : rewrites[0].second.toIntVector()) prepared.sizes.push_back(size);
 }

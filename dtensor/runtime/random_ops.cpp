@@ -165,8 +165,12 @@ std::string text_of(const c10::OperatorName& name) {
 RandomCall::RandomCall(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack)
     : call_{info, op, *stack, {}, nullptr} {
   collect(call_);
-  for (const Operand& operand : call_.operands) {
-    if (!operand.payload || *operand.payload->mesh == mesh()) continue;
+  for (Operand& operand : call_.operands) {
+    if (!operand.payload) {  // a number
+      operand.tensor = as_replica(operand.tensor, call_.mesh);
+      operand.payload = &payload_of(operand.tensor);
+    }
+    if (*operand.payload->mesh == mesh()) continue;
     fail_invalid(name(), {.what = "the operands are on different meshes",
                           .got = mesh().to_string() + " and " + operand.payload->mesh->to_string(),
                           .advice = "redistribute(mesh, placements)"});

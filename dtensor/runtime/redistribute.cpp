@@ -78,9 +78,7 @@ at::Tensor in_order(Payload& payload, const Spec& to, std::shared_ptr<const Devi
   if (!local.defined() || payload.spec.meta().stride() == to.meta().stride()) {
     return wrap(local, to, std::move(mesh), {.shared = true});
   }
-  const Dims stride = to.local_stride(*mesh->coordinate());
-  at::Tensor copy = at::empty_strided(local.sizes(), {stride.data(), stride.size()}, local.options());
-  copy.copy_(local);
+  at::Tensor copy = copy_laid_out(local, to, *mesh->coordinate());
   return wrap(std::move(copy), to, std::move(mesh));
 }
 

@@ -7,10 +7,10 @@
 #include <ATen/ops/_unsafe_view.h>
 #include <torch/library.h>
 
-#include <array>
-#include <optional>
+#include <unordered_map>
 
 #include "dtensor/core/error.h"
+#include "dtensor/core/hash.h"
 #include "dtensor/core/propagate.h"
 #include "dtensor/core/view.h"
 #include "dtensor/runtime/backward.h"
@@ -35,19 +35,25 @@ Spec viewable(const Spec& spec, const Dims& shape) {
 
 // Does a view of this shape exist? Working it out takes microseconds, and a model asks the same again and again.
 bool is_view(const Spec& spec, const Dims& shape) {
-  struct Answer {
-    std::optional<Spec> spec;
+  struct Question {
+    Spec spec;
     Dims shape;
-    bool exists = false;
+    bool operator==(const Question& other) const { return shape == other.shape && spec == other.spec; }
   };
-  thread_local std::array<Answer, 64> answers;
-  std::size_t place = spec.hash();
-  for (const std::int64_t size : shape) place = place * 31 + static_cast<std::size_t>(size);
-  Answer& answer = answers[place % answers.size()];
-  if (!answer.spec || *answer.spec != spec || answer.shape != shape) {
-    answer = {spec, shape, static_cast<bool>(reshape(spec, shape))};
-  }
-  return answer.exists;
+  struct Hash {
+    std::size_t operator()(const Question& question) const {
+      Hasher hasher;
+      hasher.add(question.spec.hash());
+      hasher.add_all(question.shape);
+      return hasher.value();
+    }
+  };
+  thread_local std::unordered_map<Question, bool, Hash> answers;
+  const auto [answer, is_new] = answers.try_emplace({spec, shape});
+  if (is_new) answer->second = static_cast<bool>(reshape(spec, shape));
+  const bool exists = answer->second;
+  if (answers.size() >= 4096) answers.clear();  // a program whose shapes never come again
+  return exists;
 }
 
 at::Tensor reshaped(const at::Tensor& self, at::IntArrayRef wanted) {
@@ -77,19 +83,13 @@ void view_as_kernel(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit:
   stack->emplace_back(self.view(other.sizes()));
 }
 
-void kernel(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  const std::vector<std::int64_t> sizes = torch::jit::pop(*stack).toIntVector();
-  const at::Tensor self = torch::jit::pop(*stack).toTensor();
-  stack->emplace_back(reshaped(self, sizes));
-}
-
 }  // namespace
 
 void register_reshape() {
   // With autograd above, and without it (inference mode).
   for (const auto key : {c10::DispatchKey::AutogradPrivateUse3, kDTensorKey}) {
     auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-    library->impl("reshape", torch::CppFunction::makeFromBoxedFunction<&kernel>());
+    library->impl("reshape", TORCH_FN(reshaped));
     library->impl("view_as", torch::CppFunction::makeFromBoxedFunction<&view_as_kernel>());
   }
 }

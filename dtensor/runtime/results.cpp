@@ -34,11 +34,12 @@ bool has_mask(const LocalCall& call) {
 }
 
 // The call's arguments with other tensors for the distributed ones.
-torch::jit::Stack with_tensors(const LocalCall& call, const std::function<at::Tensor(std::size_t operand)>& tensor_of) {
+torch::jit::Stack with_tensors(const LocalCall& call, const std::function<at::Tensor(std::size_t operand)>& tensor_of,
+                               bool numbers = false) {
   torch::jit::Stack stack(call.stack.end() - static_cast<std::ptrdiff_t>(call.info.args.size()), call.stack.end());
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
-    if (!operand.payload) continue;
+    if (!operand.payload && !numbers) continue;
     c10::IValue& value = stack[operand.arg];
     if (call.info.args[operand.arg].kind == OpInfo::ArgKind::kTensor) {
       value = tensor_of(i);
@@ -79,22 +80,45 @@ bool fails_without_data(const LocalCall& call) {
 }
 
 // The operator itself on tensors without data.
-GlobalResults from_meta_kernel(const LocalCall& call) {
-  // Asked first: finding out by the exception that calling it throws takes milliseconds.
-  if (has_mask(call) || fails_without_data(call) || !call.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
-    return std::nullopt;
-  torch::jit::Stack stack =
-      with_tensors(call, [&](std::size_t operand) { return meta_tensor(call.operands[operand].payload->spec.meta()); });
+// An operand that may be a plain number.
+TensorMeta meta_at(const LocalCall& call, std::size_t i) {
+  const Operand& operand = call.operands[i];
+  return operand.payload ? operand.payload->spec.meta() : meta_of(operand.tensor);
+}
+
+// The call on tensors without data. Numbers come as they are: some kernels read them, as others do not take them beside
+// tensors without data.
+torch::jit::Stack results_without_data(const LocalCall& call, bool numbers) {
+  const auto tensor_of = [&](std::size_t i) {
+    at::Tensor tensor = meta_tensor(meta_at(call, i));
+    if (call.operands[i].tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+      tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    }
+    return tensor;
+  };
+  torch::jit::Stack stack = with_tensors(call, tensor_of, numbers);
   // Results without data, too, where a device is named.
   for (c10::IValue& value : stack) {
     if (value.isDevice()) value = c10::IValue();
   }
+  call.op.callBoxed(&stack);
+  return stack;
+}
+
+GlobalResults from_meta_kernel(const LocalCall& call) {
+  // Asked first: finding out by the exception that calling it throws takes milliseconds.
+  if (has_mask(call) || fails_without_data(call) || !call.op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta))
+    return std::nullopt;
+  const bool has_numbers =
+      std::any_of(call.operands.begin(), call.operands.end(), [](const Operand& o) { return !o.payload; });
   try {
-    call.op.callBoxed(&stack);
+    return metas_on(results_without_data(call, false));
   } catch (const c10::NotImplementedError&) {
     return std::nullopt;
+  } catch (const c10::Error&) {
+    if (!has_numbers) throw;
   }
-  return metas_on(stack);
+  return metas_on(results_without_data(call, true));
 }
 
 bool is_elementwise(const OpRule& rule) {
@@ -259,8 +283,10 @@ TensorMeta fresh(const TensorMeta& meta) {
   return meta;
 }
 
+// All shapes together, and the type of those from `first` on.
 TensorMeta broadcast(const LocalCall& call, std::size_t first, std::size_t last) {
   std::vector<std::int64_t> sizes;
+  for (std::size_t i = 0; i < first; ++i) sizes = at::infer_size(sizes, call.operands[i].tensor.sizes());
   at::native::ResultTypeState types = {};
   for (std::size_t i = first; i < last; ++i) {
     const at::Tensor& tensor = call.operands[i].tensor;
@@ -329,7 +355,7 @@ TensorMeta selected(const LocalCall& call) {
   const TensorMeta& self = call.operands[0].payload->spec.meta();
   Dims shape = self.shape();
   if (shape.empty()) return self;
-  shape[at::maybe_wrap_dim(call.arg(1).toInt(), self.ndim())] = call.operands[1].payload->spec.meta().numel();
+  shape[at::maybe_wrap_dim(call.arg(1).toInt(), self.ndim())] = meta_at(call, 1).numel();
   return {shape, self.dtype()};
 }
 
@@ -366,7 +392,7 @@ GlobalResults batch_norm(const LocalCall& call, bool training) {
 GlobalResults from_table(const LocalCall& call) {
   const auto look = looks().find(call.info.name);
   if (look == looks().end()) return std::nullopt;
-  const auto meta = [&](std::size_t i) -> const TensorMeta& { return call.operands[i].payload->spec.meta(); };
+  const auto meta = [&](std::size_t i) { return meta_at(call, i); };
   using One = std::vector<std::optional<TensorMeta>>;
   switch (look->second) {
     case Look::kLike0:

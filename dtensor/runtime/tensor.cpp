@@ -74,11 +74,18 @@ void hold(AutogradContext* ctx, const Spec& spec, std::shared_ptr<const DeviceMe
   ctx->saved_data["held"] = c10::IValue::make_capsule(c10::make_intrusive<Held>(spec, std::move(mesh)));
 }
 
+// The same memory, and one count of writes: autograd sees what is written through either.
+at::Tensor sharing_writes(const at::Tensor& memory, const at::Tensor& other) {
+  const c10::VariableVersion& writes = other.unsafeGetTensorImpl()->version_counter();
+  if (!writes.enabled() || memory.is_inference()) return memory.tensor_data();
+  return at::Tensor(memory.unsafeGetTensorImpl()->shallow_copy_and_detach(writes, true));
+}
+
 struct ToLocal : torch::autograd::Function<ToLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const Spec* gradient) {
     Payload& payload = payload_of(tensor);
     hold(ctx, *gradient, payload.mesh);
-    return payload.local().tensor_data();
+    return sharing_writes(payload.local(), tensor);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients);
 };
@@ -94,7 +101,13 @@ bool is_expanded(const at::Tensor& tensor) {
 at::Tensor shared_part(const at::Tensor& local, const Spec& spec, const std::shared_ptr<const DeviceMesh>& mesh) {
   const at::Tensor mine = local.tensor_data();
   const bool lies = !mesh->contains_me() || is_expanded(mine);
-  return wrap(lies ? mine : laid_out(mine, spec, *mesh->coordinate()), spec, mesh, {.shared = true});
+  const at::Tensor part = lies ? mine : laid_out(mine, spec, *mesh->coordinate());
+  at::Tensor result = wrap(part, spec, mesh, {.shared = true});
+  const c10::VariableVersion& writes = local.unsafeGetTensorImpl()->version_counter();
+  if (part.is_alias_of(mine) && writes.enabled() && !result.is_inference()) {
+    result.unsafeGetTensorImpl()->set_version_counter(writes);
+  }
+  return result;
 }
 
 struct FromLocal : torch::autograd::Function<FromLocal> {
@@ -111,6 +124,15 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     return {gradient, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
+
+TensorMeta by_rows(const at::Tensor& full) {
+  return TensorMeta(Dims(full.sizes().begin(), full.sizes().end()), dtype_of(full.scalar_type()));
+}
+
+// With the order of memory that the whole has (channels_last, columns), as far as it has one.
+TensorMeta dense_meta(const at::Tensor& full) {
+  return full.is_contiguous() || !full.is_non_overlapping_and_dense() ? by_rows(full) : meta_of(full);
+}
 
 bool needs_grad(const at::Tensor& tensor) { return tensor.requires_grad() && at::GradMode::is_enabled(); }
 
@@ -129,6 +151,25 @@ variable_list ToLocal::backward(AutogradContext* ctx, const variable_list& gradi
 
 bool is_dtensor(const at::Tensor& tensor) { return has_payload(tensor); }
 
+namespace {
+
+Payload& payload_for_user(const DTensor& tensor) {
+  if (!tensor.defined()) fail_invalid("DTensor", {.what = "the tensor is undefined"});
+  return payload_of(tensor);
+}
+
+// What is to be distributed: a plain tensor.
+void check_plain(const at::Tensor& tensor, std::string_view where) {
+  if (!tensor.defined()) fail_invalid(where, {.what = "the tensor is undefined"});
+  if (!has_payload(tensor)) return;
+  fail_invalid(where, {.what = "the tensor is distributed already",
+                       .got = payload_of(tensor).spec.to_string(),
+                       .expected = "a plain tensor",
+                       .advice = "redistribute(placements)"});
+}
+
+}  // namespace
+
 DTensor::DTensor(at::Tensor tensor) : at::Tensor(std::move(tensor)) {
   if (!defined() || is_dtensor(*this)) return;
   fail_invalid("DTensor", {.what = "the tensor is not distributed",
@@ -136,15 +177,15 @@ DTensor::DTensor(at::Tensor tensor) : at::Tensor(std::move(tensor)) {
                            .advice = "distribute_tensor or from_local"});
 }
 
-const DeviceMesh& DTensor::mesh() const { return *payload_of(*this).mesh; }
-const Spec& DTensor::spec() const { return payload_of(*this).spec; }
+const DeviceMesh& DTensor::mesh() const { return *payload_for_user(*this).mesh; }
+const Spec& DTensor::spec() const { return payload_for_user(*this).spec; }
 const Placements& DTensor::placements() const { return spec().placements(); }
 
 at::Tensor DTensor::to_local(const ToLocalOptions& options) const {
-  check_alias(payload_of(*this), "to_local");
+  check_alias(payload_for_user(*this), "to_local");
   const at::Tensor& local = payload_for(*this, GatherUnit::Use::kMemory).local();
   if (!local.defined()) return local;
-  if (!needs_grad(*this)) return local.tensor_data();
+  if (!needs_grad(*this)) return sharing_writes(local, *this);
   bring_gradient_home(*this, payload_of(*this));
   Spec gradient = home_of(spec());
   if (options.grad_placements) {
@@ -163,6 +204,7 @@ DTensor DTensor::redistribute(const Placements& placements, const RedistributeOp
 
 DTensor DTensor::redistribute(const DeviceMesh& mesh, const Placements& placements,
                               const RedistributeOptions& options) const {
+  static_cast<void>(payload_for_user(*this));
   const auto& mine = payload_for(*this, GatherUnit::Use::kMemory).mesh;
   const Spec to = Spec::make(spec().meta(), mesh, with_size(mesh, placements, "redistribute"));
   return dtensor::redistribute(*this, to, *mine == mesh ? mine : std::make_shared<const DeviceMesh>(mesh), options);
@@ -170,6 +212,7 @@ DTensor DTensor::redistribute(const DeviceMesh& mesh, const Placements& placemen
 
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                    const FromLocalOptions& options) {
+  check_plain(local, "from_local");
   const Spec spec = spec_of_local(local, mesh, with_size(mesh, placements, "from_local"), options);
   if (options.check) check_agreement(mesh, spec, local);
   const auto shared = std::make_shared<const DeviceMesh>(mesh);
@@ -183,16 +226,23 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placem
 
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements,
                           const DistributeOptions& options) {
-  const TensorMeta meta(Dims(full.sizes().begin(), full.sizes().end()), dtype_of(full.scalar_type()));
+  check_plain(full, "distribute_tensor");
+  if (needs_grad(full) && !full.is_leaf()) {
+    fail_invalid("distribute_tensor", {.what = "a tensor that was computed: its gradient would be lost",
+                                       .got = meta_of(full).to_string(),
+                                       .expected = "a leaf, or one that requires no gradient",
+                                       .advice = "from_local of each rank's part, or detach()"});
+  }
+  const TensorMeta meta = options.source ? by_rows(full) : dense_meta(full);
   const Spec to = Spec::make(meta, mesh, with_size(mesh, placements, "distribute_tensor"));
   const auto shared = std::make_shared<const DeviceMesh>(mesh);
   const Mesh origin = options.source ? Mesh::from_ranks({1}, {*options.source}) : static_cast<const Mesh&>(mesh);
   const Spec from = Spec::make(meta, origin, Placements(static_cast<std::size_t>(origin.ndim()), Replicate()));
   const at::Tensor mine = origin.contains(mesh.rank()) ? full.detach() : at::Tensor();
   at::Tensor local = execute(mesh, make_plan(from, to), mine);
-  // In order, as the spec says, where nothing was sent.
   if (local.defined()) {
-    local = local.is_alias_of(full) ? local.clone(at::MemoryFormat::Contiguous) : local.contiguous();
+    const Dims& at = *mesh.coordinate();
+    local = local.is_alias_of(full) ? copy_laid_out(local, to, at) : laid_out(local, to, at);
   }
   at::Tensor result = wrap(std::move(local), to, shared);
   if (full.requires_grad()) result.requires_grad_(true);

@@ -61,8 +61,8 @@ class DTensor : public at::Tensor {
 
 bool is_dtensor(const at::Tensor& tensor);
 
-// A whole tensor, given alike on all ranks (no communication) or on `source` alone (it is sent from there; the others'
-// tensors say shape and type only).
+// A whole tensor, given alike on all ranks (no communication; it keeps its order in memory, channels_last for one) or
+// on `source` alone (it is sent from there, and lies by rows: the others' tensors say shape and type only).
 struct DistributeOptions {
   std::optional<std::int64_t> source = {};  // a world rank
 };

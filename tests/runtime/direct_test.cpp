@@ -72,6 +72,39 @@ const std::vector<Case>& cases() {
          copy.view({5, 2, 2}).mul_(2);
          return copy;
        }},
+      {"softmax", [](auto& x, auto&) { return at::softmax(x, 1); }},
+      {"softmax over rows", [](auto& x, auto&) { return at::softmax(x, 0); }},
+      {"softmax, back", [](auto& x, auto& y) { return at::_softmax_backward_data(x, at::softmax(y, 1), 1, at::kDouble); }},
+      {"log_softmax", [](auto& x, auto&) { return at::log_softmax(x, -1); }},
+      {"log_softmax, back",
+       [](auto& x, auto& y) { return at::_log_softmax_backward_data(x, at::log_softmax(y, 1), 1, at::kDouble); }},
+      {"gelu", [](auto& x, auto&) { return at::gelu(x); }},
+      {"gelu by tanh", [](auto& x, auto&) { return at::gelu(x, "tanh"); }},
+      {"gelu, back", [](auto& x, auto& y) { return at::gelu_backward(x, y, "tanh"); }},
+      {"silu", [](auto& x, auto&) { return at::silu(x); }},
+      {"clone", [](auto& x, auto&) { return x.clone().add_(1); }},
+      {"clone by rows", [](auto& x, auto&) { return x.t().clone(at::MemoryFormat::Contiguous).view({2, 10}); }},
+      {"expand", [](auto& x, auto&) { return x.expand({3, 5, 4}).mul(2); }},
+      {"expand of columns", [](auto& x, auto&) { return x.slice(1, 0, 1).expand({-1, 6}); }},
+      {"reshape", [](auto& x, auto&) { return x.t().reshape({2, 10}); }},
+      {"a view of what was made", [](auto& x, auto&) { return at::_unsafe_view(x.clone(), {5, 2, 2}); }},
+      {"layer norm", [](auto& x, auto&) { return at::layer_norm(x, {4}); }},
+      {"layer norm with a weight",
+       [](auto& x, auto& y) {
+         return at::layer_norm(x, {4}, y.sum(0), y.sum(0).mul(2));
+       }},
+      {"layer norm, its mean", [](auto& x, auto&) { return std::get<1>(at::native_layer_norm(x, {4}, {}, {}, 1e-5)); }},
+      {"layer norm, back to the weight",
+       [](auto& x, auto& y) {
+         const auto [z, mean, rstd] = at::native_layer_norm(x, {4}, {}, {}, 1e-5);
+         const at::Tensor weight = y.sum(0);
+         const auto [of_x, of_weight, of_bias] =
+             at::native_layer_norm_backward(y, x, {4}, mean, rstd, weight, weight, {true, true, true});
+         const auto [some, none, also] =
+             at::native_layer_norm_backward(y, x, {4}, mean, rstd, weight, weight, {true, false, true});
+         EXPECT_TRUE(also.defined() && !none.defined());
+         return of_x + some + of_weight + of_bias + also;
+       }},
       {"a view of a slice", [](auto& x, auto&) { return x.slice(1, 1, 3).t().mul(2); }},
   };
   return *all;

@@ -292,5 +292,21 @@ TEST(Clipping, TakesGradientsOfDifferentTypesAndNone) {
   });
 }
 
+// One rank alone has what is no number: all say so, and nothing was scaled.
+TEST(Clipping, RefusesNormsThatAreNoNumbers) {
+  run_ranks(2, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    for (const double bad : {std::nan(""), HUGE_VAL}) {
+      const at::Tensor gradient = at::full({4}, 3.0, at::kDouble);
+      gradient[3] = bad;
+      const Tensors mine = with_gradients({distribute_tensor(gradient, mesh, {Shard(0)})});
+      const std::string error = testing::error_of([&] { clip_grad_norm_(mine, 1, 2.0, true); });
+      EXPECT_NE(error.find("no finite number"), std::string::npos) << error;
+      EXPECT_EQ(DTensor(mine[0].grad()).full_tensor()[0].item<double>(), 3);
+      EXPECT_FALSE(std::isfinite(clip_grad_norm_(mine, 1)));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace dtensor

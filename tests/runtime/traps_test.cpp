@@ -7,6 +7,7 @@
 
 #include "dtensor/comm/world.h"
 #include "dtensor/core/error.h"
+#include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/module.h"
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/record.h"
@@ -54,16 +55,51 @@ TEST(Traps, InferenceModeTakesViews) {
   });
 }
 
-// However the whole lies, what is made of it lies in order, as it says.
-TEST(Traps, WhatLiesByColumnsIsDistributedInOrder) {
+// What is made of a whole that lies by columns lies so too, and says it; from one rank alone it comes by rows.
+TEST(Traps, WhatLiesByColumnsIsDistributedSo) {
   on_two([](const DeviceMesh& mesh) {
     const at::Tensor real = numbers({4, 6}).t(), complex = at::complex(real, real).conj();
-    for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Partial())}) {
-      const DTensor x = distribute_tensor(real, mesh, {placement}), z = distribute_tensor(complex, mesh, {placement});
-      EXPECT_TRUE(x.to_local().is_contiguous() && z.to_local().is_contiguous());
-      EXPECT_TRUE(at::equal(whole(x.view({24})), real.reshape({24})));
-      EXPECT_TRUE(at::equal(whole(z.view({24})), complex.reshape({24})));
+    const at::Tensor images = numbers({4, 3, 2, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+    for (const Placement& placement :
+         {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1)), Placement(Partial())}) {
+      for (const at::Tensor& full : {real, complex, images}) {
+        const DTensor x = distribute_tensor(full, mesh, {placement});
+        EXPECT_EQ(x.strides(), full.strides());
+        EXPECT_TRUE(at::equal(whole(x), full));
+        EXPECT_TRUE(at::equal(whole(x.reshape({-1})), full.reshape({-1})));
+        EXPECT_TRUE(at::equal(whole(x.transpose(0, 1).contiguous().view({-1})), full.transpose(0, 1).reshape({-1})));
+        EXPECT_FALSE(x.to_local().is_alias_of(full));
+        const DTensor sent = distribute_tensor(full, mesh, {placement}, {.source = 0});
+        EXPECT_TRUE(sent.is_contiguous() && sent.to_local().is_contiguous());
+        EXPECT_TRUE(at::equal(whole(sent.view({-1})), full.reshape({-1})));
+      }
+      const DTensor x = distribute_tensor(images, mesh, {placement});
+      EXPECT_TRUE(x.is_contiguous(at::MemoryFormat::ChannelsLast));
+      EXPECT_TRUE(x.to_local().is_contiguous(at::MemoryFormat::ChannelsLast));
+      const at::Tensor kernel = numbers({2, 3, 1, 1});
+      EXPECT_TRUE(at::allclose(whole(at::conv2d(x, distribute_tensor(kernel, mesh, {Replicate()}))),
+                               at::conv2d(images, kernel)));
     }
+    EXPECT_TRUE(distribute_tensor(real.expand({3, 6, 4}), mesh, {Shard(1)}).is_contiguous());
+  });
+}
+
+// Their gradient would be distributed, and not fit them.
+TEST(Traps, PlainTensorsThatRequireAGradientAreRefusedAtOnce) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor x = rows(numbers({4, 6}), mesh);
+    const at::Tensor scale = at::scalar_tensor(2.0, at::kDouble).requires_grad_(true);
+    const std::string error = error_of([&] { x.mul(scale); });
+    EXPECT_NE(error.find("requires a gradient"), std::string::npos) << error;
+    EXPECT_NE(error.find("distribute_tensor"), std::string::npos) << error;
+    EXPECT_TRUE(at::equal(whole(x.mul(scale.detach())), numbers({4, 6}) * 2));
+    {
+      const ImplicitReplication replicated;
+      const at::Tensor row = numbers({6}).requires_grad_(true);
+      EXPECT_NE(error_of([&] { x.add(row); }).find("requires a gradient"), std::string::npos);
+    }
+    const at::NoGradGuard no_grad;
+    EXPECT_TRUE(at::equal(whole(x.mul(scale)), numbers({4, 6}) * 2));
   });
 }
 
