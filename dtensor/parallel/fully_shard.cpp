@@ -417,14 +417,16 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
   for (const auto& [parameter, spec] : mine) types[parameter.scalar_type()].push_back(parameter);
   const auto call = std::make_shared<const int>();
   for (const auto& [type, parameters] : types) {
+    // Numbers and complex values would not be the same in a floating type.
+    FullyShardOptions own = options;
+    if (!c10::isFloatingType(type)) own.param_dtype = own.reduce_dtype = {};
     const auto units = units_of(at.mesh);
-    const auto bucket = std::make_shared<GradientBucket>(parameters, units->buckets,
-                                                         BucketOptions{.scatter_dim = at.dim,
-                                                                       .reduce_dtype = options.reduce_dtype,
-                                                                       .after_backward = [weak = std::weak_ptr(units)] {
-                                                                         if (const auto all = weak.lock())
-                                                                           all->release();
-                                                                       }});
+    const auto bucket = std::make_shared<GradientBucket>(
+        parameters, units->buckets,
+        BucketOptions{
+            .scatter_dim = at.dim, .reduce_dtype = own.reduce_dtype, .after_backward = [weak = std::weak_ptr(units)] {
+              if (const auto all = weak.lock()) all->release();
+            }});
     units->buckets->push_back(bucket);
     for (const at::Tensor& parameter : parameters) {
       Payload& payload = payload_of(parameter);
@@ -433,8 +435,8 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
       payload.traits->home = payload.spec;
     }
     // Nothing to gather, and nothing to cast.
-    if (at.mesh.size(at.dim) == 1 && options.param_dtype.value_or(type) == type) continue;
-    std::make_shared<Unit>(parameters, at, options, inner, call)->adopt();
+    if (at.mesh.size(at.dim) == 1 && own.param_dtype.value_or(type) == type) continue;
+    std::make_shared<Unit>(parameters, at, own, inner, call)->adopt();
   }
 }
 

@@ -158,13 +158,6 @@ struct Cutting {
   std::int64_t blocks = 1;
 };
 
-struct Task {
-  std::string name;
-  at::Tensor tensor;
-  Cutting cutting;
-  std::optional<ParallelStyle> style;  // of a weight
-};
-
 const char* style_name(ParallelStyle::Kind kind) {
   switch (kind) {
     case ParallelStyle::Kind::kColwise:
@@ -179,6 +172,45 @@ const char* style_name(ParallelStyle::Kind kind) {
       return "PrepareModuleOutput";
   }
   return "";
+}
+
+struct Task {
+  std::string name;
+  at::Tensor tensor;
+  Cutting cutting;
+  std::optional<ParallelStyle> style;   // of a weight
+  std::optional<ParallelStyle> lookup;  // of the embedding that it is tied to
+  bool embedding = false;
+};
+
+bool cuts(const Task& task) {
+  return task.style &&
+         (task.style->kind == ParallelStyle::Kind::kColwise || task.style->kind == ParallelStyle::Kind::kRowwise);
+}
+
+// Another module has the same parameter: an embedding and a head may each have a style, when they cut it alike.
+void tie(Task& known, Task&& other) {
+  if (!other.style) return;
+  if (!known.style) {
+    known = std::move(other);
+    return;
+  }
+  const Cutting &mine = known.cutting, &its = other.cutting;
+  const bool alike = mine.placement == its.placement && mine.blocks == its.blocks;
+  if (cuts(known) && cuts(other) && !alike) {
+    fail_invalid("parallelize_module", {.what = "one parameter, that two styles cut differently",
+                                        .got = "\"" + known.name + "\" by " + style_name(known.style->kind) +
+                                               " and \"" + other.name + "\" by " + style_name(other.style->kind),
+                                        .expected = "an embedding by rows and a linear layer by columns, say"});
+  }
+  if (!cuts(known)) known.cutting = other.cutting;
+  if (known.embedding == other.embedding) return;
+  if (known.embedding) {
+    known.lookup = std::exchange(known.style, other.style);
+    known.embedding = false;
+  } else {
+    known.lookup = other.style;
+  }
 }
 
 // How a module's own parameter is cut.
@@ -279,7 +311,7 @@ std::vector<Task> tasks_of(torch::nn::Module& module, const ParallelPlan& plan) 
     const std::string prefix = found.name.empty() ? "" : found.name + ".";
     const auto add = [&](const std::string& key, const at::Tensor& tensor, bool parameter) {
       if (!tensor.defined()) return;
-      Task task{prefix + key, tensor, {}, {}};
+      Task task{prefix + key, tensor, {}, {}, {}, dynamic_cast<torch::nn::EmbeddingImpl*>(found.module) != nullptr};
       if (parameter && found.own) {
         task.cutting = cutting_of(*found.own, *found.module, key, found.name);
       }
@@ -294,8 +326,8 @@ std::vector<Task> tasks_of(torch::nn::Module& module, const ParallelPlan& plan) 
       const auto [at, first] = seen.emplace(tensor.unsafeGetTensorImpl(), tasks.size());
       if (first) {
         tasks.push_back(std::move(task));
-      } else if (!tasks[at->second].style) {
-        tasks[at->second] = std::move(task);  // tied: the use that has a style says how it is cut
+      } else {
+        tie(tasks[at->second], std::move(task));
       }
     };
     for (const auto& item : found.module->named_parameters(/*recurse=*/false)) add(item.key(), item.value(), true);
@@ -333,14 +365,18 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
     const Task& task = tasks[i];
     distribute_in_place(task.tensor, at.mesh, specs[i]);
     if (!task.style) continue;
-    StyleOptions options = task.style->options;
-    if (task.style->kind == ParallelStyle::Kind::kRowwise && !options.input) {
-      // Tokens have no last dim that could be cut.
-      options.input = task.cutting.placement.is_shard(1) ? Placement(Shard(-1)) : Placement(Replicate());
-    }
     Payload& payload = payload_of(task.tensor);
     const auto traits = payload.traits ? payload.traits : std::make_shared<ParameterTraits>();
-    traits->style = std::make_shared<Layouts>(at.dim, options.input, options.output, memo);
+    const auto layouts = [&](const ParallelStyle& style) {
+      StyleOptions options = style.options;
+      if (style.kind == ParallelStyle::Kind::kRowwise && !options.input) {
+        // Tokens have no last dim that could be cut.
+        options.input = task.cutting.placement.is_shard(1) ? Placement(Shard(-1)) : Placement(Replicate());
+      }
+      return std::make_shared<Layouts>(at.dim, options.input, options.output, memo);
+    };
+    traits->style = layouts(*task.style);
+    traits->lookup = task.lookup ? layouts(*task.lookup) : nullptr;
     exchange(task.tensor, wrap(payload.local(), specs[i], payload.mesh, {.traits = traits}));
   }
   make_buckets(module.parameters(), DistributeModuleOptions().bucket_bytes);

@@ -59,7 +59,7 @@ bool stays_unreduced(const WeakTensor& leaf, const at::Tensor& gradient, const S
 at::Tensor left_unreduced(const at::Tensor& gradient, const Spec& home, std::shared_ptr<GradientBucket> bucket) {
   Payload& payload = payload_of(gradient);
   at::Tensor result = wrap(at::Tensor(), home, payload.mesh);
-  payload_of(result).set_unreduced({payload.spec, payload.local(), std::move(bucket)});
+  payload_of(result).set_unreduced({payload.spec, payload.local(), std::move(bucket), Source(gradient)});
   return result;
 }
 
@@ -156,6 +156,9 @@ bool add_unreduced(Payload& sum, Payload& more) {
                               : with_dtype(from->spec, scalar_type_of(into->spec.meta().dtype()));
   if (!(into->spec == more_of_it)) return false;
   // Not in place: the part may be another leaf's too.
+  into->source.check();
+  from->source.check();
+  into->source = {};
   if (into->local.defined()) into->local = into->local.add(from->local.to(into->local.scalar_type()));
   return true;
 }

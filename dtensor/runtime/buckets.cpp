@@ -159,12 +159,16 @@ void GradientBucket::reduce_alike(const std::vector<Member>& members) {
   const Spec from = row_spec(first.spec, room * parts, sent, options_.scatter_dim, false);
   const Spec to = row_spec(first.spec, room * parts, sent, options_.scatter_dim, true);
 
+  Source source;  // of what is not copied here
   at::Tensor row;
+  for (const Member& member : members) payload_of(member.gradient).unreduced()->source.check();
   if (mesh->contains_me()) {
     Dims coordinate = *mesh->coordinate();
     if (members.size() == 1 && !options_.scatter_dim && first.local.numel() == room &&
         InRow(payload_of(members[0].gradient).spec, coordinate).is(first.local) && first.local.scalar_type() == sent) {
       // Where it lies, if nobody else has it.
+      source = std::exchange(payload_of(members[0].gradient).unreduced()->source, Source());
+      if (source.is_alone()) source = {};
       row = std::exchange(payload_of(members[0].gradient).unreduced()->local, at::Tensor());
       row = row.as_strided({1, room}, {room, 1}, row.storage_offset());
     } else {
@@ -204,7 +208,8 @@ void GradientBucket::reduce_alike(const std::vector<Member>& members) {
     }
     std::optional<InRow> place;
     if (mesh->contains_me()) place.emplace(home, *mesh->coordinate());
-    payload_of(gradient).set_pending([reduced, place, at, type]() -> at::Tensor {
+    payload_of(gradient).set_pending([reduced, place, at, type, source]() -> at::Tensor {
+      source.check();
       if (!place) return {};
       return place->of(reduced->result(), at).to(type);
     });

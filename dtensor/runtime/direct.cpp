@@ -69,7 +69,7 @@ struct Usable {
     if (!has_payload(tensor)) return false;
     Payload& payload = payload_of(tensor);
     if (!first) first = &payload;
-    if (payload.unit || payload.lost_alias) return false;
+    if (payload.unit || payload.lost_alias || payload.expanded) return false;
     if (info.accumulates && payload.unreduced()) return false;
     return !info.returns_alias || !payload.traits || !payload.traits->style;
   }

@@ -101,17 +101,20 @@ bool reads_as_it_lies(const LocalCall& call) {
   return alike;
 }
 
-// Does what it is used with lie as its part does? An activation of the same shape does not.
-bool lies_as_its_part(const LocalCall& call, const at::Tensor& parameter) {
+// Is its part what is meant? What it is used with is of its own type then (activations are of the type that it is
+// gathered in, where that is another); and where it is whole already, and no other for it, also lies as its part does.
+bool means_its_part(const LocalCall& call, const at::Tensor& parameter) {
   const auto& traits = payload_of(parameter).traits;
   if (!traits || !traits->home) return true;
-  bool alike = true;
+  const Spec &now = payload_of(parameter).spec, &home = *traits->home;
+  bool own_type = true, lies_so = true;
   for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t, std::size_t) {
     if (tensor.dim() == 0 || !has_payload(tensor) || payload_of(tensor).unit) return;
     const Spec& other = payload_of(tensor).spec;
-    alike = alike && other.dims() == traits->home->dims() && other.meta().dtype() == traits->home->meta().dtype();
+    own_type = own_type && other.meta().dtype() == home.meta().dtype();
+    lies_so = lies_so && other.dims() == home.dims();
   });
-  return alike;
+  return own_type && (lies_so || now == home || now.meta().dtype() != home.meta().dtype());
 }
 
 // What is read of a unit that is written, too: parameters are read as they lie, views are copied while they are there.
@@ -152,7 +155,7 @@ void gather_units(LocalCall& call) {
     for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t) {
       if (!has_payload(tensor) || !payload_of(tensor).unit || call.info.args[arg].written != written) return;
       const bool as_it_lies =
-          writes.count(payload_of(tensor).unit.get()) > 0 || (may_look && lies_as_its_part(call, tensor));
+          writes.count(payload_of(tensor).unit.get()) > 0 || (may_look && means_its_part(call, tensor));
       static_cast<void>(payload_for(tensor, written ? Use::kWrite : as_it_lies ? Use::kLook : Use::kRead));
     });
   }
@@ -169,6 +172,7 @@ void collect(LocalCall& call) {
   for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t item) {
     Payload* payload = has_payload(tensor) ? &payload_of(tensor) : nullptr;
     if (payload && !call.mesh) call.mesh = payload->mesh;
+    if (payload && (call.info.returns_alias || call.info.args[arg].written)) payload->lay_out();
     if (payload && at::GradMode::is_enabled()) bring_gradient_home(tensor, *payload);
     if (payload && payload->lost_alias && call.info.args[arg].written) {
       fail_invalid(call.info.name,
@@ -442,12 +446,29 @@ void rewrite_arguments(LocalCall& call, const Prepared& prepared) {
   for (const auto& [arg, value] : prepared.rewrites) call.stack[first + arg] = value;
 }
 
+// A form that copies may be run as one that does not.
+void unshare_results(LocalCall& call) {
+  const at::Tensor& part = call.operands[0].payload->local();
+  const auto own = [&](const at::Tensor& result) {
+    return result.defined() && result.numel() > 0 && result.is_alias_of(part) ? result.clone() : result;
+  };
+  for (std::size_t r = 0; r < call.info.returns.size(); ++r) {
+    c10::IValue& value = call.stack[call.stack.size() - 1 - r];
+    if (value.isTensor()) value = own(value.toTensor());
+    if (!value.isTensorList()) continue;
+    std::vector<at::Tensor> list = value.toTensorVector();
+    for (at::Tensor& tensor : list) tensor = own(tensor);
+    value = std::move(list);
+  }
+}
+
 void run_locally(LocalCall& call, const Prepared& prepared) {
   if (prepared.other_op) {
     prepared.other_op->callBoxed(&call.stack);
   } else {
     call.op.callBoxed(&call.stack);
   }
+  if (call.info.copies && call.operands[0].payload) unshare_results(call);
   const std::int64_t divisor = prepared.decision.local.divide_by;
   if (divisor == 1) return;
   for (std::size_t r = 0; r < call.info.returns.size(); ++r) {

@@ -100,6 +100,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
     returns_alias = returns_alias || r.alias;
     returns.push_back(r);
   }
+  copies = !returns_alias && !writes && schema.name().size() > 5 && schema.name().ends_with("_copy");
 }
 
 std::optional<c10::OperatorHandle> plain_form(const OpInfo& info) {

@@ -41,6 +41,7 @@ struct OpInfo {
   bool takes_generator = false;
   bool drops = false;  // has an argument that makes it drop elements by itself
   bool returns_alias = false;
+  bool copies = false;  // the form of a view that gives no alias
   bool writes = false;
   bool in_place = false;      // writes its first argument and returns it
   bool out = false;           // writes arguments given for the results

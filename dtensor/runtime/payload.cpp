@@ -165,6 +165,7 @@ void Payload::settle_one() {
     static const std::string* op = new std::string("gradient");
     static const std::string* reason = new std::string("what was accumulated is reduced at its first use");
     const CommCause cause(*op, *reason, /*asked=*/true);
+    from.source.check();
     value = execute(*mesh, make_plan(from.spec, spec), from.local);
   }
   if (local_.defined()) {
@@ -176,6 +177,14 @@ void Payload::settle_one() {
 
 LostAlias::LostAlias(const at::Tensor& operand) : counter_(operand.unsafeGetTensorImpl()->version_counter()) {
   if (counter_.enabled()) version_ = counter_.current_version();
+}
+
+void Source::check() const {
+  if (!unwritten_ || !unwritten_->out_of_date()) return;
+  fail_invalid("redistribute",
+               {.what = "the tensor was written while others still had to read it",
+                .got = payload_of(tensor_).spec.to_string(),
+                .advice = "use what is made of it first (a gradient, for one), or clone() before writing"});
 }
 
 void check_alias(const Payload& payload, const std::string& where) {
@@ -205,6 +214,10 @@ at::Tensor laid_out(const at::Tensor& local, const Spec& spec, const Dims& at) {
   return lies || local.numel() == 0 ? local : copy_laid_out(local, spec, at);
 }
 
+void Payload::lay_out() {
+  if (std::exchange(expanded, false)) local_ = laid_out(local_, spec, *mesh->coordinate());
+}
+
 at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
                 const WrapOptions& options) {
   const c10::Device device = local.defined() ? local.device() : device_of(*mesh);
@@ -212,11 +225,14 @@ at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const Device
                       device.type(), options);
 }
 
-at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec,
-                        std::shared_ptr<const DeviceMesh> mesh) {
+at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
+                        const at::Tensor& source) {
   const c10::Device device = device_of(*mesh);
   auto home = c10::make_intrusive<PayloadStorage>(at::Tensor(), spec, std::move(mesh), device);
-  home->payload().set_pending([execution = std::move(execution)] { return execution->result(); });
+  home->payload().set_pending([execution = std::move(execution), read = Source(source)] {
+    read.check();
+    return execution->result();
+  });
   return wrap_storage(std::move(home), device.type(), {});
 }
 

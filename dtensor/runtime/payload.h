@@ -75,6 +75,7 @@ struct ParameterTraits {
   std::optional<Spec> home;                // of its gradient, where that is not home_of its spec
   std::shared_ptr<GradientBucket> bucket;  // with whom its gradient is reduced
   std::shared_ptr<ParameterStyle> style;
+  std::shared_ptr<ParameterStyle> lookup;  // of the embedding, where another module shares its weight
 };
 
 // A result that would be an alias of its operand, had that not been moved for it: writing to it would be lost, and once
@@ -87,6 +88,21 @@ class LostAlias {
  private:
   c10::VariableVersion counter_;  // the operand's
   std::uint32_t version_ = 0;
+};
+
+// A tensor whose part others still have to read. It is held, so that autograd does not give its memory away; written
+// meanwhile, it is an error.
+class Source {
+ public:
+  Source() = default;
+  explicit Source(const at::Tensor& tensor) : tensor_(tensor), unwritten_(LostAlias(tensor)) {}
+  void check() const;
+  // Nobody but this has it.
+  bool is_alone() const { return tensor_.use_count() <= 1; }
+
+ private:
+  at::Tensor tensor_;
+  std::optional<LostAlias> unwritten_;
 };
 
 // What a distributed tensor carries. It hangs on the storage, which is what TensorImpl::shallow_copy_from copies: any
@@ -115,6 +131,7 @@ class Payload {
     Spec spec;
     at::Tensor local;
     std::shared_ptr<GradientBucket> bucket = {};
+    Source source = {};  // whose part it is
   };
   void set_unreduced(Unreduced unreduced) {
     unreduced_ = std::move(unreduced);
@@ -125,6 +142,9 @@ class Payload {
   const Spec spec;
   const std::shared_ptr<const DeviceMesh> mesh;
   std::optional<LostAlias> lost_alias;
+  // The part is expanded, and takes less memory than the spec says: it is laid out before it is viewed or written.
+  bool expanded = false;
+  void lay_out();
   // The autograd state for which the leaf's hook is installed.
   std::atomic<const void*> hooked = nullptr;
   std::shared_ptr<ParameterTraits> traits;
@@ -177,7 +197,8 @@ struct WrapOptions {
 // A distributed tensor of this rank's part; with autograd history of its own.
 at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
                 const WrapOptions& options = {});
-at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh);
+at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
+                        const at::Tensor& source);
 
 // A plain tensor that is the same on all ranks.
 at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh);

@@ -72,6 +72,13 @@ Spec home_of(const Spec& spec) {
 
 namespace {
 
+// Both may have the same memory: autograd sees what is written through either.
+at::Tensor counted_with(at::Tensor result, const at::Tensor& source) {
+  const c10::VariableVersion& writes = source.unsafeGetTensorImpl()->version_counter();
+  if (writes.enabled() && !result.is_inference()) result.unsafeGetTensorImpl()->set_version_counter(writes);
+  return result;
+}
+
 // What lies where it should: only the order of its elements in memory may have to change with the strides.
 at::Tensor in_order(Payload& payload, const Spec& to, std::shared_ptr<const DeviceMesh> mesh) {
   const at::Tensor& local = payload.local();
@@ -87,12 +94,12 @@ at::Tensor in_order(Payload& payload, const Spec& to, std::shared_ptr<const Devi
 at::Tensor redistribute_now(const at::Tensor& tensor, const Spec& to, std::shared_ptr<const DeviceMesh> mesh,
                             const RedistributeOptions& options) {
   Payload& payload = payload_for(tensor, GatherUnit::Use::kLook);
-  if (payload.spec == to) return wrap(payload.local(), to, std::move(mesh), {.shared = true});
+  if (payload.spec == to) return counted_with(wrap(payload.local(), to, std::move(mesh), {.shared = true}), tensor);
   if (!options.forward_dtype) {
     const Plan plan = make_plan(payload.spec, to, options.plan);
-    if (plan.steps().empty()) return in_order(payload, to, std::move(mesh));
+    if (plan.steps().empty()) return counted_with(in_order(payload, to, std::move(mesh)), tensor);
     auto execution = start(*payload.mesh, plan, payload.local());
-    if (options.async) return wrap_pending(std::move(execution), to, std::move(mesh));
+    if (options.async) return wrap_pending(std::move(execution), to, std::move(mesh), tensor);
     return wrap(execution->result(), to, std::move(mesh));
   }
   const Plan plan =

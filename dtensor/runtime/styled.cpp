@@ -5,6 +5,8 @@
 #include <ATen/core/stack.h>
 #include <torch/library.h>
 
+#include <string_view>
+
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/register.h"
 
@@ -23,7 +25,8 @@ constexpr Weighted kWeighted[] = {
 
 class StyledKernel final : public c10::OperatorKernel {
  public:
-  explicit StyledKernel(const Weighted& places) : places_(places) {}
+  explicit StyledKernel(const Weighted& places)
+      : places_(places), is_lookup_(std::string_view(places.name) == "embedding") {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) const {
     const std::size_t first = stack->size() - op.schema().arguments().size();
@@ -31,7 +34,7 @@ class StyledKernel final : public c10::OperatorKernel {
     std::shared_ptr<ParameterStyle> style;
     if (weight.isTensor() && has_payload(weight.toTensor())) {
       const auto& traits = payload_of(weight.toTensor()).traits;
-      if (traits) style = traits->style;
+      if (traits) style = traits->lookup && is_lookup_ ? traits->lookup : traits->style;
     }
     const c10::impl::ExcludeDispatchKeyGuard below(kStyledKey);
     if (style) (*stack)[first + places_.input] = style->input((*stack)[first + places_.input].toTensor());
@@ -41,6 +44,7 @@ class StyledKernel final : public c10::OperatorKernel {
 
  private:
   const Weighted places_;
+  const bool is_lookup_;
 };
 
 }  // namespace

@@ -100,9 +100,11 @@ bool is_expanded(const at::Tensor& tensor) {
 // In the order of memory that the spec says; what is expanded stays so, and takes no memory.
 at::Tensor shared_part(const at::Tensor& local, const Spec& spec, const std::shared_ptr<const DeviceMesh>& mesh) {
   const at::Tensor mine = local.tensor_data();
-  const bool lies = !mesh->contains_me() || is_expanded(mine);
+  const bool expanded = mesh->contains_me() && is_expanded(mine);
+  const bool lies = !mesh->contains_me() || expanded;
   const at::Tensor part = lies ? mine : laid_out(mine, spec, *mesh->coordinate());
   at::Tensor result = wrap(part, spec, mesh, {.shared = true});
+  payload_of(result).expanded = expanded;
   const c10::VariableVersion& writes = local.unsafeGetTensorImpl()->version_counter();
   if (part.is_alias_of(mine) && writes.enabled() && !result.is_inference()) {
     result.unsafeGetTensorImpl()->set_version_counter(writes);

@@ -175,5 +175,51 @@ TEST(Resume, AModuleWithoutValues) {
   });
 }
 
+// A checkpoint of another module is refused before anything is changed, the optimizer included.
+TEST(Resume, WhatIsRefusedLeavesTheOptimizerAlone) {
+  using namespace torch::optim;
+  const Folder folder;
+  run_ranks(2, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    const auto train = [&](torch::nn::Linear& linear, Optimizer& optimizer) {
+      linear->forward(distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)})).sum().backward();
+      optimizer.step();
+    };
+    torch::nn::Linear saved(3, 2), other(torch::nn::LinearOptions(3, 2).bias(false));
+    distribute_module(saved, mesh);
+    distribute_module(other, mesh);
+    AdamW first(saved->parameters(), AdamWOptions(0.01)), second(other->parameters(), AdamWOptions(0.5));
+    train(saved, first);
+    train(other, second);
+    train(other, second);
+    save_checkpoint(folder.path(), *saved, first);
+    EXPECT_NE(error_of([&] { load_checkpoint(folder.path(), *other, second); }), "no error");
+    EXPECT_EQ(static_cast<AdamWOptions&>(second.param_groups()[0].options()).lr(), 0.5);
+    const auto& state = static_cast<AdamWParamState&>(*second.state().begin()->second);
+    EXPECT_EQ(state.step(), 2);
+    EXPECT_NE(DTensor(state.exp_avg()).full_tensor().abs().sum().item<double>(), 0);
+  });
+}
+
+// Parameters keep their order in memory; files have none.
+TEST(Resume, WhatLiesByColumns) {
+  const Folder folder;
+  run_ranks(2, [&](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2});
+    const auto make = [&](double start) {
+      Tall net(at::kCPU);
+      net.weight.set_data(torch::arange(48.0).add(start).view({6, 8}).t());
+      distribute_module(net, mesh, [](const std::string&, const at::Tensor&) { return Placements{Shard(0)}; });
+      return net;
+    };
+    const Tall net = make(0);
+    EXPECT_EQ(net.weight.stride(0), 1);
+    save_checkpoint(folder.path(), net);
+    Tall other = make(5);
+    load_checkpoint(folder.path(), other);
+    EXPECT_TRUE(DTensor(other.weight).full_tensor().equal(torch::arange(48.0).view({6, 8}).t()));
+  });
+}
+
 }  // namespace
 }  // namespace dtensor

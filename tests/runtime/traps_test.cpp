@@ -84,6 +84,20 @@ TEST(Traps, WhatLiesByColumnsIsDistributedSo) {
   });
 }
 
+// Parts that are expanded stay so until somebody looks at their memory, on some ranks only it may be.
+TEST(Traps, ExpandedPartsAreViewed) {
+  on_two([](const DeviceMesh& mesh) {
+    const at::Tensor row = numbers({1, 3, 4}), part = row.expand({mesh.rank() == 0 ? 2 : 1, 3, 4});
+    const at::Tensor x = from_local(part, mesh, {Shard(0)}, {.shape = Dims{3, 3, 4}}), plain = row.expand({3, 3, 4});
+    const at::Tensor weight = numbers({2, 4}, 5), all = distribute_tensor(weight, mesh, {Replicate()});
+    EXPECT_TRUE(at::allclose(whole(at::linear(x, all)), at::linear(plain, weight)));
+    EXPECT_TRUE(at::equal(whole(x.flatten()), plain.flatten()));
+    EXPECT_TRUE(at::equal(whole(x.view({9, 4}).t()), plain.reshape({9, 4}).t()));
+    const at::Tensor y = from_local(part, mesh, {Shard(0)}, {.shape = Dims{3, 3, 4}});
+    EXPECT_TRUE(at::equal(whole(y.add_(1)), plain + 1));
+  });
+}
+
 // Their gradient would be distributed, and not fit them.
 TEST(Traps, PlainTensorsThatRequireAGradientAreRefusedAtOnce) {
   on_two([](const DeviceMesh& mesh) {

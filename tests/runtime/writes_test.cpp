@@ -1,0 +1,164 @@
+// Memory that several tensors have, and what is written to it.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <thread>
+
+#include "dtensor/comm/world.h"
+#include "dtensor/runtime/accumulate.h"
+#include "dtensor/runtime/local_map.h"
+#include "dtensor/runtime/module.h"
+#include "dtensor/runtime/tensor.h"
+#include "tests/runtime/helpers.h"
+
+namespace dtensor {
+namespace {
+
+using testing::error_of;
+using testing::numbers;
+
+at::Tensor full(const at::Tensor& tensor) { return DTensor(tensor).full_tensor(); }
+
+void on_ranks(std::int64_t ranks, const std::function<void(const DeviceMesh&)>& body) {
+  run_ranks(ranks, [&](World& world) { body(init_device_mesh(world, at::kCPU, {ranks}, {"x"})); });
+}
+
+bool says_modified(const std::function<void()>& call) {
+  return error_of(call).find("modified by an inplace operation") != std::string::npos;
+}
+
+// Through a part, or what a tensor was made of: autograd sees that a value that it needs has changed.
+TEST(Writes, ThroughPartsAreSeen) {
+  on_ranks(3, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(numbers({5, 4}), mesh, {Shard(0)}).requires_grad_();
+    at::Tensor y = x.exp();
+    DTensor(y.detach()).to_local().mul_(2);
+    EXPECT_TRUE(says_modified([&] { y.sum().backward(); }));
+    y = x.exp();
+    local_map(
+        [](const std::vector<at::Tensor>& parts) {
+          const at::NoGradGuard no_grad;
+          return parts[0].mul_(2);
+        },
+        {DTensor(y)}, {Shard(0)});
+    EXPECT_TRUE(says_modified([&] { y.sum().backward(); }));
+    const at::Tensor part = numbers({2, 4});
+    y = x.slice(0, 0, 1) * from_local(part, mesh, {Shard(0)}, {.shape = Dims{6, 4}});
+    part.mul_(2);
+    EXPECT_TRUE(says_modified([&] { y.sum().backward(); }));
+  });
+}
+
+// Where a mesh dim has one rank nothing is sent, and memory is shared.
+TEST(Writes, ToWhatWasNotSentAreSeen) {
+  run_ranks(2, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {1, 2}, {"dp", "tp"});
+    const at::Tensor p = distribute_tensor(numbers({4, 2}), mesh, {Shard(0), Replicate()}).requires_grad_();
+    const at::Tensor x = p.exp(), y = DTensor(x).redistribute({Replicate(), Replicate()});
+    y.mul_(3);
+    EXPECT_TRUE(says_modified([&] { y.sum().backward(); }));
+  });
+}
+
+// Two leaves whose gradient is one tensor, which one of them sends while the other takes it over.
+TEST(Writes, ToAGradientDoNotReachAnothersThatIsUnderWay) {
+  for (const std::int64_t rows : {24, 24000}) {
+    for (const bool accumulate : {false, true}) {
+      on_ranks(3, [&](const DeviceMesh& mesh) {
+        const at::Tensor a = numbers({rows, 4}), b = numbers({rows, 4}, 3);
+        const at::Tensor x = distribute_tensor(a, mesh, {Replicate()}).requires_grad_();
+        const at::Tensor y = distribute_tensor(b, mesh, {Shard(0)}).requires_grad_();
+        std::optional<GradientAccumulation> guard;
+        if (accumulate) guard.emplace();
+        ((x + y) * (x + y)).sum().backward();
+        guard.reset();
+        for (const at::Tensor& leaf : {y, x}) leaf.grad().mul_(0.5);
+        EXPECT_TRUE(at::allclose(full(x.grad()), a + b, 1e-12, 1e-12)) << rows;
+        EXPECT_TRUE(at::allclose(full(y.grad()), a + b, 1e-12, 1e-12)) << rows;
+      });
+    }
+  }
+}
+
+struct PairImpl : torch::nn::Module {
+  explicit PairImpl(std::int64_t rows) {
+    x = register_parameter("x", numbers({rows, 4}));
+    y = register_parameter("y", numbers({rows, 4}, 3));
+  }
+  at::Tensor x, y;
+};
+TORCH_MODULE(Pair);
+
+TEST(Writes, ToAGradientDoNotReachThoseOfABucket) {
+  for (const std::int64_t rows : {24, 240000}) {
+    on_ranks(2, [&](const DeviceMesh& mesh) {
+      Pair pair(rows);
+      const at::Tensor sum = (pair->x + pair->y).detach();
+      distribute_module(*pair, mesh, [](const std::string& name, const at::Tensor&) {
+        return Placements{name == "x" ? Placement(Replicate()) : Placement(Shard(0))};
+      });
+      ((pair->x + pair->y) * (pair->x + pair->y)).sum().backward();
+      for (const at::Tensor& leaf : {pair->y, pair->x}) leaf.grad().mul_(0.5);
+      EXPECT_TRUE(at::allclose(full(pair->x.grad()), sum, 1e-12, 1e-12)) << rows;
+      EXPECT_TRUE(at::allclose(full(pair->y.grad()), sum, 1e-12, 1e-12)) << rows;
+    });
+  }
+}
+
+// An error on all ranks, or the value from before: never a mixture.
+TEST(Writes, ToWhatIsUnderWayAreErrors) {
+  on_ranks(3, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(numbers({6, 4}), mesh, {Shard(0)});
+    const DTensor y = DTensor(x).redistribute({Replicate()}, {.async = true});
+    x.zero_();
+    const std::string error = error_of([&] { y.to_local(); });
+    EXPECT_NE(error.find("written while"), std::string::npos) << error;
+  });
+}
+
+// Forms that copy give copies, also where the part alone would be a view.
+TEST(Writes, ToCopiesOfViewsStayThere) {
+  on_ranks(3, [](const DeviceMesh& mesh) {
+    const at::Tensor whole = numbers({4, 1, 2});
+    for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(2))}) {
+      const at::Tensor x = distribute_tensor(whole, mesh, {placement});
+      at::squeeze_copy(x).zero_();
+      at::squeeze_copy(x, 1).zero_();
+      for (const at::Tensor& piece : at::split_copy(x, 4, 0)) piece.zero_();
+      EXPECT_TRUE(at::equal(full(x), whole)) << placement.to_string();
+    }
+  });
+}
+
+// In inference mode, too, a view of a parameter may have to be moved.
+TEST(Writes, ViewsOfParametersInInferenceMode) {
+  on_ranks(2, [](const DeviceMesh& mesh) {
+    const at::Tensor whole = numbers({5, 4}), p = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+    const c10::InferenceMode inference;
+    EXPECT_TRUE(at::equal(full(p.slice(0, 1, 4)), whole.slice(0, 1, 4)));
+    EXPECT_TRUE(at::equal(full(p[1]), whole[1]));
+    EXPECT_TRUE(at::equal(full(p.chunk(2)[1]), whole.chunk(2)[1]));
+  });
+}
+
+// Threads of a rank may use a tensor at once, as they may a plain one: its first use in a graph, and what is under way.
+TEST(Writes, ThreadsMayReadTogether) {
+  on_ranks(2, [](const DeviceMesh& mesh) {
+    for (int round = 0; round < 50; ++round) {
+      const at::Tensor x = distribute_tensor(numbers({4, 4}), mesh, {Replicate()}).requires_grad_();
+      const DTensor moved =
+          DTensor(distribute_tensor(numbers({4, 4}), mesh, {Shard(0)})).redistribute({Replicate()}, {.async = true});
+      std::vector<std::thread> threads;
+      for (int i = 0; i < 3; ++i) {
+        threads.emplace_back([&] {
+          static_cast<void>((x * 2).sum());
+          EXPECT_EQ(moved.to_local().numel(), 16);
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace dtensor
