@@ -100,6 +100,15 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
     returns_alias = returns_alias || r.alias;
     returns.push_back(r);
   }
+  // Where a view begins depends on all that it is told, also where its layout does not.
+  if (returns_alias) {
+    key_args.clear();
+    for (std::size_t i = 0; i < args.size(); ++i) {
+      if (args[i].kind != ArgKind::kOther && args[i].kind != ArgKind::kDType) continue;
+      args[i].key = KeyUse::kValue;
+      key_args.push_back(i);
+    }
+  }
   copies = !returns_alias && !writes && schema.name().size() > 5 && schema.name().ends_with("_copy");
 }
 

@@ -60,6 +60,24 @@ TEST(Writes, ToWhatWasNotSentAreSeen) {
   });
 }
 
+// Views of one kind begin at different places, and their gradients go there.
+TEST(Writes, ToViewsOfOneKindHaveTheirOwnPlaces) {
+  const auto loss = [](const at::Tensor& x) {
+    const at::Tensor y = x * 1;
+    for (const std::int64_t row : {0, 3, 1}) y.select(0, row).mul_(static_cast<double>(row + 2));
+    return (y * y).sum();
+  };
+  const at::Tensor plain = numbers({6}).requires_grad_();
+  loss(plain).backward();
+  on_ranks(3, [&](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(plain.detach(), mesh, {Replicate()}).requires_grad_();
+    EXPECT_EQ(x.select(0, 1).storage_offset(), 1);
+    EXPECT_EQ(x.select(0, 4).storage_offset(), 4);
+    loss(x).backward();
+    EXPECT_TRUE(at::allclose(full(x.grad()), plain.grad(), 1e-12, 1e-12));
+  });
+}
+
 // Two leaves whose gradient is one tensor, which one of them sends while the other takes it over.
 TEST(Writes, ToAGradientDoNotReachAnothersThatIsUnderWay) {
   for (const std::int64_t rows : {24, 24000}) {
