@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "dtensor/comm/mpi_impl.h"
@@ -397,12 +398,11 @@ bool Engine::progress() {
   if (code != MPI_ERR_IN_STATUS) check(code, "MPI_Testsome");
   if (count == MPI_UNDEFINED || count == 0) return false;
   std::vector<std::pair<Entry, MPI_Status>> ended;
-  bool words = false;
+  std::optional<MPI_Status> words;
   for (int i = 0; i < count; ++i) {
     if (code != MPI_ERR_IN_STATUS) statuses_[i].MPI_ERROR = MPI_SUCCESS;
     if (indices_[i] == 0) {
-      words = true;
-      ended.emplace_back(Entry{}, statuses_[i]);
+      words = statuses_[i];
     } else {
       ended.emplace_back(std::move(entries_[indices_[i]]), statuses_[i]);
     }
@@ -416,23 +416,28 @@ bool Engine::progress() {
     if (index + 1 < static_cast<int>(entries_.size())) entries_[index] = std::move(entries_.back());
     entries_.pop_back();
   }
+  if (words) read_words(*words);
   for (const auto& [entry, status] : ended) complete(entry, status, status.MPI_ERROR);
-  if (words && requests_[0] == MPI_REQUEST_NULL) receive_words();
   return true;
 }
 
-void Engine::complete(const Entry& entry, const MPI_Status& status, int error) {
-  if (entry.words) return;
-  if (!entry.call) {
+// Takes all the words that are there, before any data is looked at: a peer whose data has come has announced the group
+// first, and must be told when that data is wrong.
+void Engine::read_words(MPI_Status status) {
+  for (int more = 1; more != 0;) {
     int count = 0;
-    int cancelled = 0;
-    MPI_Test_cancelled(&status, &cancelled);
     MPI_Get_count(&status, MPI_INT64_T, &count);
-    if (cancelled != 0 || error != MPI_SUCCESS || count < 3) return;
-    const std::vector<std::int64_t> words(words_.begin(), words_.begin() + count);
+    const bool whole = status.MPI_ERROR == MPI_SUCCESS && count >= 3;
+    const std::vector<std::int64_t> words(words_.begin(), words_.begin() + (whole ? count : 0));
+    receive_words();
     take_words(status.MPI_SOURCE, words);
-    return;
+    check(MPI_Test(requests_.data(), &more, &status), "MPI_Test");
+    status.MPI_ERROR = MPI_SUCCESS;
   }
+}
+
+void Engine::complete(const Entry& entry, const MPI_Status& status, int error) {
+  if (!entry.call) return;  // words that were sent
   const CallPtr& call = entry.call;
   --call->pending;
   if (call->ended) return;
@@ -623,6 +628,7 @@ void Engine::check_faults(const CallPtr& call, Clock::time_point deadline) {
       if (found == left_.end() || !gone(found->second.at)) continue;
       const std::vector<std::int64_t> still = missing(*call);
       if (std::find(still.begin(), still.end(), rank) == still.end()) continue;
+      if (!group.fault_.empty()) give_up(poisoned(group.describe(), group.fault_));  // which is why it left
       const std::string& why = found->second.why;
       give_up({.what = "rank " + std::to_string(rank) + " left " + group.describe(),
                .got = why.empty() ? "no more calls from it: it has finished" : "its error: " + why,

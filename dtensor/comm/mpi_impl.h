@@ -176,6 +176,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<std::int64_t> missing(const Call& call) const;
 
   void receive_words();
+  void read_words(MPI_Status status);
   void send_words(std::int64_t world_rank, std::vector<std::int64_t> words);
   void send_text(std::int64_t world_rank, Word word, std::int64_t id, const std::string& text);
   void take_words(std::int64_t from, const std::vector<std::int64_t>& words);

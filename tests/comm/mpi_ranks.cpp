@@ -234,6 +234,14 @@ void diverges_plainly(Transport& transport) {
   });
 }
 
+// The odd rank sees that the sizes differ before it has read that all the others made the group.
+void diverges_behind(Transport& transport) {
+  const auto group = whole(transport, std::chrono::minutes(1));
+  const bool odd = transport.rank() == transport.size() - 1;
+  if (odd) std::this_thread::sleep_for(milliseconds(500));
+  say_error(transport, [&] { group->all_reduce(ones(odd ? 4 : 5), ReduceOp::kSum)->wait(); });
+}
+
 void other_message(Transport& transport) {
   const auto group = whole(transport, std::chrono::minutes(1), true);
   const auto buffer = at::zeros({6}, transport.rank() == 0 ? at::kFloat : at::kInt);
@@ -279,6 +287,7 @@ const std::map<std::string, void (*)(Transport&)> kCases = {
     {"contract", contract},
     {"contract_plain", contract_plain},
     {"diverges", diverges},
+    {"diverges_behind", diverges_behind},
     {"diverges_plainly", diverges_plainly},
     {"dropped", dropped},
     {"exits", exits},

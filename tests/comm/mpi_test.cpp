@@ -164,6 +164,11 @@ TEST(Mpi, SeesSizesThatDifferWithoutFingerprints) {
   for (int rank = 0; rank < 3; ++rank) EXPECT_CONTAINS(said_by(rank, result.out), "diverged; got ");
 }
 
+TEST(Mpi, TellsRanksItHadNotHeardOf) {
+  const auto result = run_ranks(5, "diverges_behind");
+  for (int rank = 0; rank < 5; ++rank) EXPECT_CONTAINS(said_by(rank, result.out), "diverged; got ");
+}
+
 TEST(Mpi, ChecksMessagesToo) {
   const auto result = run_ranks(2, "other_message");
   EXPECT_CONTAINS(said_by(1, result.out),
