@@ -43,6 +43,19 @@ void finds_places(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::S
   torch::jit::drop(*stack, 1);
 }
 
+// Nothing was normalised, and what runs on goes on as it is; all who had a part in it have a gradient of zeros.
+void leaves_nothing(std::size_t first, torch::jit::Stack* stack) {
+  const at::Tensor input = (*stack)[first].toTensor();
+  at::Tensor out = input.clone();
+  const auto given = [&](std::size_t i) { return (*stack)[first + i].toOptional<at::Tensor>().value_or(at::Tensor()); };
+  if (given(1).defined()) out = out.mul(given(1).select(0, 0));
+  if (given(2).defined()) out = out.add(given(2).select(0, 0));
+  stack->resize(first);
+  const at::Tensor none = at::empty({0}, input.options());
+  const at::Tensor reserved = at::empty({0}, c10::TensorOptions().dtype(at::kByte).device(input.device()));
+  torch::jit::push(*stack, out, none, none, reserved, std::int64_t{0});
+}
+
 // Of batch norms libtorch would choose one by the device, whose results mean something to a kernel of the device's
 // maker alone: (input, weight, bias, running mean, running variance, training, momentum, eps, may choose).
 void takes_native(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -59,6 +72,7 @@ void takes_native(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::S
                                              native.schema().arguments()[i].name() + "\"",
                                       .expected = std::to_string(input.size(1))});
   }
+  if (input.numel() == 0) return leaves_nothing(first, stack);
   native.callBoxed(stack);
   const at::Tensor reserved = at::empty({0}, c10::TensorOptions().dtype(at::kByte).device(input.device()));
   torch::jit::push(*stack, reserved, std::int64_t{0});

@@ -38,7 +38,6 @@ MIXED = {
 # What is known to fail, and why. Listed in the summary, but no failure of the run.
 KNOWN = {
     "linalg.householder_product": "its backward writes to slices of cut tensors, which would be copies",
-    "nn.functional.ctc_loss": "libtorch reads the lengths' data before it calls an operator",
     "nn.functional.linear_cross_entropy": "squeeze_ of a cut dim of size 1 would have to move the tensor",
     "ormqr": "its backward writes to slices of cut tensors, which would be copies",
 }

@@ -107,6 +107,32 @@ TEST(Numbers, ThatDoNotFitAreRefusedAlike) {
 }
 
 // What cannot be distributed says so at the door.
+// libtorch makes nothing of it, and does not divide by it.
+TEST(Numbers, AreNotMadeOfNothing) {
+  const auto norm = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& mean, bool training) {
+    return at::batch_norm(x, weight, weight, mean, mean, training, 0.1, 1e-5, false);
+  };
+  on_layouts([&](const DeviceMesh& mesh, const Placement& placement) {
+    const Placement whole = placement.is_shard(1) ? Placement(Shard(0)) : Placement(Replicate());
+    for (const bool training : {true, false}) {
+      const DTensor x = distribute_tensor(at::empty({0, 3}, at::kDouble), mesh, {placement}).requires_grad_();
+      const DTensor weight = distribute_tensor(at::full({3}, 2.0, at::kDouble), mesh, {whole}).requires_grad_();
+      const DTensor mean = distribute_tensor(at::full({3}, 5.0, at::kDouble), mesh, {whole});
+      const at::Tensor y = norm(x, weight, mean, training);
+      EXPECT_EQ(y.sizes(), x.sizes()) << x.spec().to_string();
+      y.sum().backward();
+      EXPECT_EQ(x.grad().sizes(), x.sizes()) << x.spec().to_string();
+      EXPECT_TRUE(full(weight.grad()).eq(0).all().item<bool>()) << x.spec().to_string();
+      EXPECT_TRUE(full(mean).eq(5).all().item<bool>()) << x.spec().to_string();
+    }
+    if (!placement.is_shard(1)) {
+      const at::Tensor flat = distribute_tensor(at::empty({0}, at::kDouble), mesh, {placement}).requires_grad_();
+      norm(flat, {}, {}, false).sum().backward();
+      EXPECT_EQ(flat.grad().numel(), 0);
+    }
+  });
+}
+
 TEST(Doors, SayWhatIsWrong) {
   run_ranks(2, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
