@@ -34,7 +34,7 @@ test: build
 
 test-core:
 	@bash cmake/setup.sh core
-	@cmake --preset core; cmake --build --preset core -j $(JOBS); ctest --preset core -j $(JOBS)
+	@cmake --preset core $(CMAKE_ARGS); cmake --build --preset core -j $(JOBS); ctest --preset core -j $(JOBS)
 
 # Core, then ranks that are threads on libtorch, which is not itself instrumented; what is ours around it is.
 SANITIZED := threads reduce fingerprint

@@ -11,6 +11,9 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 find_program(CCACHE ccache)
 if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+  if(DTENSOR_QUICK_TESTS)  # what ccache asks for, to remember files that take a precompiled header
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
+  endif()
 endif()
 
 find_package(Threads REQUIRED)
@@ -35,6 +38,32 @@ function(dtensor_strict target)
     # Wrong alarms: "a" + string (GCC bug 105651), and sorting a short list in an inline buffer (GCC 13).
     target_compile_options(${target} PRIVATE -Wno-restrict -Wno-array-bounds -Wno-stringop-overflow)
   endif()
+endfunction()
+
+# For the folders of tests and examples, with DTENSOR_QUICK_TESTS. What is tested is compiled as ever.
+macro(dtensor_quick_folder)
+  if(DTENSOR_QUICK_TESTS)
+    add_compile_options(-O0)
+    set(CMAKE_POSITION_INDEPENDENT_CODE OFF)  # the compiler's default, the same for libraries and programs
+  endif()
+endmacro()
+
+# dtensor_takes_torch(target…): these include all of torch; with DTENSOR_QUICK_TESTS they take it precompiled.
+function(dtensor_takes_torch)
+  if(NOT DTENSOR_QUICK_TESTS OR NOT DTENSOR_TORCH)
+    return()
+  endif()
+  if(NOT TARGET dtensor_precompiled)
+    file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/precompiled.cpp CONTENT "// Nothing but the headers.\n")
+    add_library(dtensor_precompiled OBJECT ${PROJECT_BINARY_DIR}/precompiled.cpp)
+    target_link_libraries(dtensor_precompiled PRIVATE dtensor::dtensor)
+    dtensor_strict(dtensor_precompiled)
+    target_precompile_headers(dtensor_precompiled PRIVATE <torch/torch.h>)
+  endif()
+  foreach(target ${ARGN})
+    target_precompile_headers(${target} REUSE_FROM dtensor_precompiled)
+    target_compile_options(${target} PRIVATE -fpch-preprocess)
+  endforeach()
 endfunction()
 
 # dtensor_library(core SOURCES a.cpp b.cpp LINK dtensor::x): the target dtensor_core, known as dtensor::core, installed
