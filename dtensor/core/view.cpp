@@ -4,6 +4,7 @@
 
 #include "dtensor/core/checked.h"
 #include "dtensor/core/text.h"
+#include "dtensor/core/view_more.h"
 
 namespace dtensor {
 namespace {
@@ -19,11 +20,6 @@ std::int64_t normal_dim(const Spec& spec, std::int64_t dim, std::string_view whe
                                         : "a dim from " + std::to_string(-ndim) + " to " + std::to_string(ndim - 1)});
   }
   return normal;
-}
-
-OrReason<Spec> with_dims(const Spec& spec, Dims shape, Dims stride, const DimLayouts& dims) {
-  return Spec::from_dims(TensorMeta(std::move(shape), std::move(stride), spec.meta().dtype()), spec.mesh(), dims,
-                         spec.partials());
 }
 
 // The factor list of a dim cut at the boundaries of `sizes`.

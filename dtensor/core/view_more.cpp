@@ -15,12 +15,12 @@ Reason cut_reason(const Spec& spec, std::int64_t dim) {
   return {"dim " + std::to_string(dim) + " of " + spec.to_string() + " is cut"};
 }
 
+}  // namespace
+
 OrReason<Spec> with_dims(const Spec& spec, Dims shape, Dims stride, const DimLayouts& dims) {
   return Spec::from_dims(TensorMeta(std::move(shape), std::move(stride), spec.meta().dtype()), spec.mesh(), dims,
                          spec.partials());
 }
-
-}  // namespace
 
 OrReason<Spec> without(const Spec& spec, const Dims& gone) {
   Dims shape;

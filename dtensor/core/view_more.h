@@ -16,6 +16,8 @@ OrReason<Spec> select(const Spec& spec, std::int64_t dim);
 OrReason<Spec> without(const Spec& spec, const Dims& dims);
 // Dims of size 1 to the sizes of `shape`, new dims in front. Not where a dim to be expanded is cut.
 OrReason<Spec> expand(const Spec& spec, const Dims& shape);
+// The same elements with these dims.
+OrReason<Spec> with_dims(const Spec& spec, Dims shape, Dims stride, const DimLayouts& dims);
 // Every `step`-th index of [start, end) of a dim that is not cut.
 OrReason<Spec> stride_over(const Spec& spec, std::int64_t dim, std::int64_t start, std::int64_t end, std::int64_t step);
 

@@ -398,13 +398,13 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
       inner.insert(static_cast<const Unit*>(payload_of(parameter).unit.get()));
     } else {
       mine.emplace_back(parameter, spec_for(item.key(), parameter, at));
-      if (!is_dtensor(parameter)) check_own_memory(item.key(), parameter);
+      if (!is_dtensor(parameter)) check_own_memory("fully_shard", item.key(), parameter);
     }
   }
   for (const auto& item : module.named_buffers()) {
     if (!item.value().defined() || is_dtensor(item.value())) continue;
     if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    check_own_memory(item.key(), item.value());
+    check_own_memory("fully_shard", item.key(), item.value());
     buffers.push_back(item.value());
   }
   for (const auto& [parameter, spec] : mine) distribute_in_place(parameter, at.mesh, spec);

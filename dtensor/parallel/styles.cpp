@@ -357,7 +357,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   specs.reserve(tasks.size());
   for (const Task& task : tasks) {
     specs.push_back(spec_of(task, at));
-    if (!is_dtensor(task.tensor)) check_own_memory(task.name, task.tensor);
+    if (!is_dtensor(task.tensor)) check_own_memory("parallelize_module", task.name, task.tensor);
   }
 
   const auto memo = std::make_shared<Memo>();

@@ -62,9 +62,9 @@ void convert(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements&
 
 }  // namespace
 
-void check_own_memory(const std::string& name, const at::Tensor& tensor) {
+void check_own_memory(std::string_view where, const std::string& name, const at::Tensor& tensor) {
   if (!tensor.is_view() && tensor.storage().use_count() == 1) return;
-  fail_invalid("distribute_module",
+  fail_invalid(where,
                {.what = "a tensor that shares memory cannot be distributed in place: the others would keep the old one",
                 .got = "\"" + name + "\", " + meta_of(tensor).to_string() + (tensor.is_view() ? ", a view" : ""),
                 .expected = "a tensor of its own",
@@ -73,7 +73,7 @@ void check_own_memory(const std::string& name, const at::Tensor& tensor) {
 
 void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
                          const DistributeOptions& options) {
-  check_own_memory("tensor", tensor);
+  check_own_memory("distribute_in_place", "tensor", tensor);
   convert(tensor, mesh, placements, options);
 }
 
@@ -97,7 +97,7 @@ void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const
     // Memory of its own: what it was made of is let go.
     return has_payload(value) || !mesh.contains_me() ? result : wrap(payload_of(result).local().clone(), to, shared);
   };
-  if (!is_dtensor(tensor)) check_own_memory("tensor", tensor);
+  if (!is_dtensor(tensor)) check_own_memory("distribute_in_place", "tensor", tensor);
   const std::shared_ptr<ParameterTraits> traits = has_payload(tensor) ? payload_of(tensor).traits : nullptr;
   const void* hooked = has_payload(tensor) ? payload_of(tensor).hooked.load() : nullptr;
   const at::Tensor value = laid_out(tensor.detach(), spec);
@@ -116,7 +116,7 @@ void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const 
       check_mesh(named.name, named.tensor, mesh);
       continue;
     }
-    check_own_memory(named.name, named.tensor);
+    check_own_memory("distribute_module", named.name, named.tensor);
     Placements placements =
         place ? place(named.name, named.tensor) : Placements(static_cast<std::size_t>(mesh.ndim()), Replicate());
     // Errors about them come before anything has changed.

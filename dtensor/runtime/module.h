@@ -73,8 +73,9 @@ std::shared_ptr<HookedModule<Impl>> with_hooks(const torch::nn::ModuleHolder<Imp
 // each parameter.
 void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
                          const DistributeOptions& options = {});
-// An error where this cannot be done: the tensor has views, or shares memory with another. `name` is for the message.
-void check_own_memory(const std::string& name, const at::Tensor& tensor);
+// An error where this cannot be done: the tensor has views, or shares memory with another. `where` and `name` are for
+// the message.
+void check_own_memory(std::string_view where, const std::string& name, const at::Tensor& tensor);
 // The same with a spec, for a tensor that is given alike on all ranks, or that is distributed over this mesh already.
 void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const Spec& spec);
 

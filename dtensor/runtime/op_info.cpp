@@ -109,7 +109,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
       key_args.push_back(i);
     }
   }
-  copies = !returns_alias && !writes && schema.name().size() > 5 && schema.name().ends_with("_copy");
+  copies = !returns_alias && !writes && schema.name().ends_with("_copy");
 }
 
 std::optional<c10::OperatorHandle> plain_form(const OpInfo& info) {

@@ -70,14 +70,13 @@ Spec home_of(const Spec& spec) {
                      "home_of");
 }
 
-namespace {
-
-// Both may have the same memory: autograd sees what is written through either.
 at::Tensor counted_with(at::Tensor result, const at::Tensor& source) {
   const c10::VariableVersion& writes = source.unsafeGetTensorImpl()->version_counter();
   if (writes.enabled() && !result.is_inference()) result.unsafeGetTensorImpl()->set_version_counter(writes);
   return result;
 }
+
+namespace {
 
 // What lies where it should: only the order of its elements in memory may have to change with the strides.
 at::Tensor in_order(Payload& payload, const Spec& to, std::shared_ptr<const DeviceMesh> mesh) {

@@ -20,6 +20,9 @@ at::Tensor with_gradient_at_home(const at::Tensor& tensor);
 // The same layout, of elements of another type.
 Spec with_dtype(const Spec& spec, c10::ScalarType type);
 
+// The result; where it has memory of the source's, one count of writes: autograd sees what is written through either.
+at::Tensor counted_with(at::Tensor result, const at::Tensor& source);
+
 // Do all ranks of the mesh say the same shape and type, and do replicas hold the same bits? An error on all of them if
 // not.
 void check_agreement(const DeviceMesh& mesh, const Spec& spec, const at::Tensor& local);

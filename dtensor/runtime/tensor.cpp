@@ -105,11 +105,7 @@ at::Tensor shared_part(const at::Tensor& local, const Spec& spec, const std::sha
   const at::Tensor part = lies ? mine : laid_out(mine, spec, *mesh->coordinate());
   at::Tensor result = wrap(part, spec, mesh, {.shared = true});
   payload_of(result).expanded = expanded;
-  const c10::VariableVersion& writes = local.unsafeGetTensorImpl()->version_counter();
-  if (part.is_alias_of(mine) && writes.enabled() && !result.is_inference()) {
-    result.unsafeGetTensorImpl()->set_version_counter(writes);
-  }
-  return result;
+  return part.is_alias_of(mine) ? counted_with(std::move(result), local) : result;
 }
 
 struct FromLocal : torch::autograd::Function<FromLocal> {
