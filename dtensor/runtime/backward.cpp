@@ -74,6 +74,11 @@ void bring_gradient_home(const at::Tensor& tensor, Payload& payload) {
   tensor.register_hook([here = home_of(payload.spec), mesh = payload.mesh, traits = payload.traits,
                         leaf = WeakTensor(tensor.getIntrusivePtr())](const at::Tensor& gradient) {
     if (!gradient.defined()) return gradient;
+    // It was given another value (set_data), and with it another hook.
+    if (auto impl = leaf.lock()) {
+      const at::Tensor owner(std::move(impl));
+      if (has_payload(owner) && payload_of(owner).traits && payload_of(owner).traits != traits) return gradient;
+    }
     const Spec& home = traits->home ? *traits->home : here;
     if (!has_payload(gradient)) {
       // libtorch's own (of max.dim and the like), the same on all ranks.

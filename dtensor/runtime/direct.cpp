@@ -217,6 +217,7 @@ struct Direct<Op, Result(Args...)> {
         // In order, as braces are and arguments are not: what is reduced now is reduced with ranks of the general way.
         const std::tuple<decltype(local(I, args))...> locals{local(I, args)...};
         if constexpr (kInPlace) {
+          WatchedMemory::before_write(std::get<0>(locals));
           Op::call(as_argument(std::get<I>(locals))...);
           return first(args...);
         } else {

@@ -375,8 +375,9 @@ class Results {
   // A view of what is a copy itself is no view of what that was taken from.
   void lose_alias(const at::Tensor& result) const {
     const Operand& of = call_.operands[0];
-    payload_of(result).lost_alias =
-        of.payload && of.payload->lost_alias ? of.payload->lost_alias : LostAlias(of.tensor);
+    payload_of(result).lost_alias = of.payload && of.payload->lost_alias
+                                        ? of.payload->lost_alias
+                                        : LostAlias(of.tensor, of.payload ? of.payload->local() : at::Tensor());
   }
 
   LocalCall& call_;
@@ -596,6 +597,7 @@ void run_boxed(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::St
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
     if (!operand.payload) continue;
+    if (info.args[operand.arg].written) WatchedMemory::before_write(operand.payload->local());
     at::Tensor local = local_for(operand, prepared->plans[i]);
     // libtorch asks the wrapper, which has no such bit, whether it must be resolved first.
     if (info.reads_real && local.defined() && local.is_conj()) {

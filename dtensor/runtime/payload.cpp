@@ -6,7 +6,9 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <array>
+#include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "dtensor/core/error.h"
@@ -175,8 +177,53 @@ void Payload::settle_one() {
   }
 }
 
-LostAlias::LostAlias(const at::Tensor& operand) : counter_(operand.unsafeGetTensorImpl()->version_counter()) {
+namespace {
+
+struct Watched {
+  std::mutex mutex;
+  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<WatchedMemory>> all;
+};
+Watched& watched() {
+  static auto* table = new Watched;  // tensors may outlive main
+  return *table;
+}
+
+}  // namespace
+
+WatchedMemory::WatchedMemory(const c10::Storage& storage) : storage_(storage.getWeakStorageImpl()) {
+  alive_.fetch_add(1, std::memory_order_relaxed);
+}
+
+WatchedMemory::~WatchedMemory() {
+  alive_.fetch_sub(1, std::memory_order_relaxed);
+  const std::lock_guard lock(watched().mutex);
+  // Another may have begun to watch it meanwhile.
+  const auto found = watched().all.find(storage_._unsafe_get_target());
+  if (found != watched().all.end() && found->second.expired()) watched().all.erase(found);
+}
+
+std::shared_ptr<const WatchedMemory> WatchedMemory::of(const at::Tensor& part) {
+  const std::lock_guard lock(watched().mutex);
+  std::weak_ptr<WatchedMemory>& known = watched().all[part.storage().unsafeGetStorageImpl()];
+  std::shared_ptr<WatchedMemory> memory = known.lock();
+  if (!memory) known = memory = std::shared_ptr<WatchedMemory>(new WatchedMemory(part.storage()));
+  return memory;
+}
+
+void WatchedMemory::count(const at::Tensor& part) {
+  if (!part.defined()) return;
+  const std::lock_guard lock(watched().mutex);
+  const auto found = watched().all.find(part.storage().unsafeGetStorageImpl());
+  if (found == watched().all.end()) return;
+  if (const std::shared_ptr<WatchedMemory> memory = found->second.lock()) ++memory->writes_;
+}
+
+LostAlias::LostAlias(const at::Tensor& operand, const at::Tensor& part)
+    : counter_(operand.unsafeGetTensorImpl()->version_counter()) {
   if (counter_.enabled()) version_ = counter_.current_version();
+  if (!part.defined()) return;
+  memory_ = WatchedMemory::of(part);
+  writes_ = memory_->writes();
 }
 
 void Source::check() const {

@@ -78,16 +78,42 @@ struct ParameterTraits {
   std::shared_ptr<ParameterStyle> lookup;  // of the embedding, where another module shares its weight
 };
 
+// Memory whose writes are counted as long as somebody watches it. libtorch counts the writes to tensors, but not in
+// inference mode, nor through data().
+class WatchedMemory {
+ public:
+  static std::shared_ptr<const WatchedMemory> of(const at::Tensor& part);
+  // A part is about to be written.
+  static void before_write(const at::Tensor& part) {
+    if (alive_.load(std::memory_order_relaxed) > 0) count(part);
+  }
+  std::uint64_t writes() const { return writes_.load(std::memory_order_relaxed); }
+  ~WatchedMemory();
+
+ private:
+  explicit WatchedMemory(const c10::Storage& storage);
+  static void count(const at::Tensor& part);
+
+  inline static std::atomic<std::int64_t> alive_ = 0;
+  const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;  // so that no other comes to lie where it did
+  std::atomic<std::uint64_t> writes_ = 0;
+};
+
 // A result that would be an alias of its operand, had that not been moved for it: writing to it would be lost, and once
 // its operand is written it is out of date. Both are errors.
 class LostAlias {
  public:
-  explicit LostAlias(const at::Tensor& operand);
-  bool out_of_date() const { return counter_.enabled() && counter_.current_version() != version_; }
+  // `part`: of the operand, where its memory is watched, too.
+  explicit LostAlias(const at::Tensor& operand, const at::Tensor& part = {});
+  bool out_of_date() const {
+    return (counter_.enabled() && counter_.current_version() != version_) || (memory_ && memory_->writes() != writes_);
+  }
 
  private:
   c10::VariableVersion counter_;  // the operand's
   std::uint32_t version_ = 0;
+  std::shared_ptr<const WatchedMemory> memory_;
+  std::uint64_t writes_ = 0;
 };
 
 // A tensor whose part others still have to read. It is held, so that autograd does not give its memory away; written

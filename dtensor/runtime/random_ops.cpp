@@ -129,6 +129,7 @@ void run_fill(RandomCall& call) {
   } else {
     target = new_like_self(call);
   }
+  WatchedMemory::before_write(payload_of(target).local());
   const Draw draw = fills().at(base_of(call.name()))(call, payload_of(target).spec.meta().dtype());
   fill_random(target, call.key(), draw, call.name());
   call.finish({target});

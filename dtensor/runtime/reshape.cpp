@@ -61,11 +61,11 @@ at::Tensor reshaped(const at::Tensor& self, at::IntArrayRef wanted) {
   if (!at::detail::computeStride(self.sizes(), self.strides(), sizes)) {
     return at::_unsafe_view(self.clone(at::MemoryFormat::Contiguous), sizes);
   }
-  const Payload& payload = payload_of(self);
+  Payload& payload = payload_of(self);
   const Dims shape(sizes.begin(), sizes.end());
   if (is_view(payload.spec, shape)) return self.view(sizes);
   const at::Tensor result = redistribute(self, viewable(payload.spec, shape), payload.mesh, {}).view(sizes);
-  payload_of(result).lost_alias = payload.lost_alias ? payload.lost_alias : LostAlias(self);
+  payload_of(result).lost_alias = payload.lost_alias ? payload.lost_alias : LostAlias(self, payload.local());
   return result;
 }
 

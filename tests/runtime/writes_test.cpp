@@ -159,6 +159,62 @@ TEST(Writes, ViewsOfParametersInInferenceMode) {
   });
 }
 
+// Nobody counts writes there, and yet a copy that stands for a view is not taken for what it was.
+TEST(Writes, ToWhatViewsWereCopiedFromInInferenceMode) {
+  on_ranks(2, [](const DeviceMesh& mesh) {
+    const std::vector<std::function<void(const at::Tensor&)>> writes = {
+        [](const at::Tensor& x) { x.add_(x); },
+        [](const at::Tensor& x) { x.clamp_(0); },
+        [](const at::Tensor& x) { x.t().mul_(2); },
+        [](const at::Tensor& x) { x.select(1, 0).zero_(); },
+        [](const at::Tensor& x) { x.copy_(x * 2); },
+        [](const at::Tensor& x) { at::mul_out(const_cast<at::Tensor&>(x), x, x); },
+        [](const at::Tensor& x) { x.uniform_(); },
+    };
+    const auto out_of_date = [](const at::Tensor& view) {
+      return error_of([&] { static_cast<void>(view + 1); }).find("has been written since") != std::string::npos;
+    };
+    const at::Tensor before = distribute_tensor(numbers({5, 4}), mesh, {Shard(0)});
+    for (std::size_t i = 0; i < writes.size(); ++i) {
+      const c10::InferenceMode inference;
+      const at::Tensor within = distribute_tensor(numbers({5, 4}), mesh, {Shard(0)});
+      for (const at::Tensor& x : {before, within}) {
+        const at::Tensor view = x.slice(0, 1, 4), reshaped = x.reshape({2, 10}), other = at::empty_like(x);
+        writes[i](other);
+        EXPECT_FALSE(out_of_date(view) || out_of_date(reshaped)) << i;
+        writes[i](x);
+        EXPECT_TRUE(out_of_date(view) && out_of_date(reshaped)) << i;
+        EXPECT_FALSE(out_of_date(x.slice(0, 1, 4))) << i;
+      }
+    }
+    const at::Tensor view = before.slice(0, 1, 4);
+    before.data().zero_();
+    EXPECT_TRUE(out_of_date(view));
+  });
+}
+
+// The gradient goes to where the new value lies; the old hook has nothing to say.
+TEST(Writes, ALeafMayBeGivenAnotherValue) {
+  on_ranks(2, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(numbers({5, 4}), mesh, {Shard(0)}).requires_grad_();
+    const at::Tensor plain = numbers({5, 4}).requires_grad_();
+    {
+      const at::Tensor sum = (x * x).sum(), plain_sum = (plain * plain).sum();
+      x.set_data(distribute_tensor(numbers({5, 4}, 3), mesh, {Shard(0)}));
+      plain.set_data(numbers({5, 4}, 3));
+      sum.backward();
+      plain_sum.backward();
+    }
+    EXPECT_TRUE(at::equal(full(x.grad()), plain.grad()));
+    const at::Tensor whole = numbers({3, 6}, 7);
+    x.mutable_grad() = at::Tensor();
+    x.set_data(distribute_tensor(whole, mesh, {Shard(1)}));
+    (x * x).sum().backward();
+    EXPECT_TRUE(at::equal(full(x.grad()), 2 * whole));
+    EXPECT_EQ(DTensor(x.grad()).placements(), Placements{Shard(1)});
+  });
+}
+
 // Threads of a rank may use a tensor at once, as they may a plain one: its first use in a graph, and what is under way.
 TEST(Writes, ThreadsMayReadTogether) {
   on_ranks(2, [](const DeviceMesh& mesh) {
