@@ -212,10 +212,11 @@ std::shared_ptr<const WatchedMemory> WatchedMemory::of(const at::Tensor& part) {
 
 void WatchedMemory::count(const at::Tensor& part) {
   if (!part.defined()) return;
+  std::shared_ptr<WatchedMemory> memory;  // let go without the lock, which its end takes
   const std::lock_guard lock(watched().mutex);
   const auto found = watched().all.find(part.storage().unsafeGetStorageImpl());
-  if (found == watched().all.end()) return;
-  if (const std::shared_ptr<WatchedMemory> memory = found->second.lock()) ++memory->writes_;
+  if (found != watched().all.end()) memory = found->second.lock();
+  if (memory) ++memory->writes_;
 }
 
 LostAlias::LostAlias(const at::Tensor& operand, const at::Tensor& part)
