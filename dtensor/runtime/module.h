@@ -1,6 +1,7 @@
 #pragma once
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/any_value.h>
 
 #include <functional>
 #include <memory>
@@ -80,3 +81,10 @@ void check_own_memory(std::string_view where, const std::string& name, const at:
 void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const Spec& spec);
 
 }  // namespace dtensor
+
+// torch::nn::Sequential asks its input for its exact type: a DTensor goes in as the at::Tensor that it is.
+template <>
+struct torch::nn::AnyValue::Holder<dtensor::DTensor> : torch::nn::AnyValue::Holder<at::Tensor> {
+  explicit Holder(const dtensor::DTensor& tensor) noexcept
+      : torch::nn::AnyValue::Holder<at::Tensor>(static_cast<const at::Tensor&>(tensor)) {}
+};

@@ -296,6 +296,23 @@ TEST(DistributeModule, RefusesWhatSharesMemory) {
   });
 }
 
+// It asks its input for its type.
+TEST(DistributeModule, SequentialTakesADTensor) {
+  run_ranks(2, [](World& world) {
+    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
+    torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::Tanh());
+    distribute_module(net, mesh, {}, {.source = 0});
+    DTensor x = distribute_tensor(at::ones({5, 4}), mesh, {Shard(0)});
+    const DTensor constant = x;
+    const at::Tensor y = net->forward(static_cast<const at::Tensor&>(x));
+    for (const at::Tensor& again : {net->forward(x), net->forward(constant), net->forward(DTensor(x))}) {
+      EXPECT_TRUE(at::equal(DTensor(again).full_tensor(), DTensor(y).full_tensor()));
+    }
+    torch::nn::AnyModule any{torch::nn::Tanh()};
+    EXPECT_EQ(any.forward(x).sizes(), x.sizes());
+  });
+}
+
 TEST(DistributeModule, TakesTheValuesOfOneRank) {
   run_ranks(3, [](World& world) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {3}, {"x"});
