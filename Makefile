@@ -50,7 +50,8 @@ FUZZ_SECONDS ?= 60
 fuzz:
 	@bash cmake/setup.sh core fuzz
 	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DDTENSOR_TORCH=OFF -DDTENSOR_FUZZ=ON \
-	  -DDTENSOR_TOOLS=OFF -DDTENSOR_WERROR=ON -DDTENSOR_SANITIZE=address,undefined; \
+	  -DDTENSOR_TOOLS=OFF -DDTENSOR_WERROR=ON -DDTENSOR_SANITIZE=address,undefined \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO='-O1 -g1'; \
 	cmake --build build/fuzz -j $(JOBS) --target fuzz_text fuzz_rendezvous fuzz_checkpoint; \
 	for target in core:fuzz_text comm:fuzz_rendezvous checkpoint:fuzz_checkpoint; do \
 	  folder=$${target%%:*}; name=$${target##*:}; program=$$(find build/fuzz/tests -name $$name -type f); \

@@ -14,5 +14,5 @@ if(DTENSOR_HAS_MPI)
   add_dependencies(test_comm_mpi mpi_ranks)
   target_compile_definitions(test_comm_mpi PRIVATE DTENSOR_MPIRUN="${MPIEXEC_EXECUTABLE}"
                                                    DTENSOR_MPI_RANKS="$<TARGET_FILE:mpi_ranks>")
-  comm_test(mpi_schedule SOURCES mpi_schedule_test.cpp)
+  comm_test(mpi_schedule SHARDS 1 SOURCES mpi_schedule_test.cpp)
 endif()
