@@ -1,7 +1,7 @@
 # Everything from a bare machine: each target installs what it needs (as root), configures, builds and runs.
 #   make demo              train a transformer on 2x2 thread ranks, and see who holds what
 #   make test              all tests;  TORCH=2.13.0 takes that libtorch from PyPI, TORCH=debian Debian's
-#   make test-core         core alone, without libtorch, in under a minute
+#   make test-core         core alone, without libtorch
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
