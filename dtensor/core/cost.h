@@ -46,7 +46,7 @@ struct NamedLink {
   friend bool operator==(const NamedLink&, const NamedLink&) = default;
 };
 
-// Set by the user, or measured once and handed to every rank; never measured by each rank alone.
+// Set by the user, alike on every rank; never measured by each rank alone.
 struct CostConstants {
   Link link = {};                      // what no level and no name says
   std::vector<LinkLevel> levels = {};  // ascending blocks; the smallest that holds a group wins

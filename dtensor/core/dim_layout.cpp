@@ -219,6 +219,73 @@ PublicCuts encode_order(const Cuts& order) {
   return result;
 }
 
+namespace {
+
+// The split factors of cuts as cut_end_to_end reads them: what a rank has before each of them, by the mesh dims before
+// it, in the factors to the left.
+PublicCuts write_end_to_end(const DimLayout& dim) {
+  PublicCuts result;
+  for (std::size_t f = 0; f < dim.size(); ++f) {
+    for (const Cut& cut : dim[f].cuts) {
+      if (cut.is_virtual()) return {};
+      std::int64_t split_factor = 1;
+      for (std::size_t left = 0; left < f; ++left) {
+        split_factor *= dim[left].size;
+        for (const Cut& other : dim[left].cuts) {
+          if (other.mesh_dim < cut.mesh_dim) split_factor /= other.count;
+        }
+      }
+      result.push_back({cut.mesh_dim, cut.count, std::max<std::int64_t>(split_factor, 1)});
+    }
+  }
+  std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.mesh_dim < b.mesh_dim; });
+  return result;
+}
+
+// Upstream's definition, one mesh dim after the other: what a rank has, laid end to end, is cut into `split_factor`
+// pieces, and each of these by the mesh dim. Where all pieces are of one size this is a cut of one factor, or else of
+// no one. Pre: mesh order.
+OrReason<DimLayout> cut_end_to_end(std::int64_t n, std::span<const PublicCut> cuts) {
+  const auto held = [](const Factor& factor) {
+    std::int64_t size = factor.size;
+    for (const Cut& cut : factor.cuts) size /= cut.count;
+    return size;
+  };
+  const Reason uneven{
+      "strided shards on one tensor dim that are not an order of the mesh dims, and whose pieces are not "
+      "of one size or do not fall between each other's"};
+  DimLayout dim = {Factor{n, {}}};
+  std::int64_t mine = n;
+  for (const PublicCut& cut : cuts) {
+    const auto pieces = checked_mul(cut.split_factor, cut.count);
+    if (!pieces || mine == 0 || mine % *pieces != 0) return uneven;
+    std::size_t at = 0;
+    for (std::int64_t left = cut.split_factor; left > 1; ++at) {
+      const std::int64_t size = held(dim[at]);
+      if (left % size == 0) {
+        left /= size;
+        continue;
+      }
+      if (size % left != 0) return uneven;
+      const std::int64_t minor = size / left;
+      dim.insert(at + 1, Factor{minor, {}});
+      dim[at].size /= minor;
+      left = 1;
+    }
+    while (at < dim.size() && held(dim[at]) == 1 && cut.count > 1) ++at;
+    if (at == dim.size() || held(dim[at]) % cut.count != 0) return uneven;
+    dim[at].cuts.push_back({cut.mesh_dim, cut.count});
+    mine /= cut.count;
+  }
+  dim = coalesce(dim);
+  // What cannot be written in the same words is not taken.
+  const PublicCuts again = write_end_to_end(dim);
+  if (dim.size() > kMaxFactors || !std::equal(again.begin(), again.end(), cuts.begin(), cuts.end())) return uneven;
+  return dim;
+}
+
+}  // namespace
+
 OrReason<DimLayout> read_public(std::int64_t n, std::span<const PublicCut> given) {
   PublicCuts cuts(given);
   for (PublicCut& cut : cuts) {
@@ -232,7 +299,7 @@ OrReason<DimLayout> read_public(std::int64_t n, std::span<const PublicCut> given
   std::int64_t right_count = 1;
   for (const PublicCut& cut : cuts) {
     if (cut.split_factor > 1) {
-      if (strided) return Reason{"two strided shards on one tensor dim that are not an order of the mesh dims"};
+      if (strided) return cut_end_to_end(n, cuts);
       strided = &cut;
     } else {
       (strided ? right : left).push_back({cut.mesh_dim, cut.count});
@@ -247,15 +314,16 @@ OrReason<DimLayout> read_public(std::int64_t n, std::span<const PublicCut> given
   // The mesh dims after it cut what the strided shard left, laid end to end: whole pieces only.
   const auto pieces = checked_mul(left_count, strided->split_factor);
   if (!pieces || n == 0 || n % *pieces != 0 || strided->split_factor % right_count != 0) {
-    return Reason{"plain shards after a strided one that do not fall between its pieces"};
+    return cut_end_to_end(n, cuts);
   }
   Factor major{*pieces, left};
   major.cuts.append(right.begin(), right.end());
   return coalesce({major, Factor{n / *pieces, {cut}}});
 }
 
-std::optional<PublicCuts> write_public(const DimLayout& dim) {
-  if (dim.size() == 1 && !has_virtual(dim[0])) return encode_order(dim[0].cuts);  // every order has a strided form
+namespace {
+
+std::optional<PublicCuts> write_one_strided(const DimLayout& dim) {
   PublicCuts result;
   // One strided cut, the last; its split factor is the virtual cut before it, or what is left of the major factor.
   const Factor& minor = dim.back();
@@ -279,6 +347,19 @@ std::optional<PublicCuts> write_public(const DimLayout& dim) {
   const auto again = read_public(size_of(dim), result);
   if (!again || !(*again == dim)) return std::nullopt;
   return result;
+}
+
+}  // namespace
+
+std::optional<PublicCuts> write_public(const DimLayout& dim) {
+  if (dim.size() == 1 && !has_virtual(dim[0])) return encode_order(dim[0].cuts);  // every order has a strided form
+  if (auto one = write_one_strided(dim)) return one;
+  PublicCuts cuts = write_end_to_end(dim);
+  const auto strided = [](const PublicCut& cut) { return cut.split_factor > 1; };
+  // One strided shard, the last, is what stands above.
+  if (cuts.empty() || std::none_of(cuts.begin(), cuts.end() - 1, strided)) return std::nullopt;
+  const auto again = read_public(size_of(dim), cuts);
+  return again && *again == dim ? std::optional(std::move(cuts)) : std::nullopt;
 }
 
 }  // namespace dtensor

@@ -226,6 +226,7 @@ Mesh Mesh::from_ranks(const Dims& shape, const std::vector<std::int64_t>& ranks,
   return from_parts(parts, "mesh");
 }
 
+std::uint64_t Mesh::stable_hash() const noexcept { return data_->stable_hash(); }
 std::int64_t Mesh::ndim() const noexcept { return static_cast<std::int64_t>(data_->shape().size()); }
 std::int64_t Mesh::size() const noexcept { return data_->size(); }
 std::int64_t Mesh::size(std::int64_t dim) const { return shape()[check_dim(dim, "mesh.size")]; }

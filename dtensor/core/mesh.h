@@ -83,6 +83,8 @@ class Mesh {
 
   friend bool operator==(const Mesh& a, const Mesh& b) noexcept { return a.data_ == b.data_; }
   std::size_t hash() const noexcept { return data_.hash(); }
+  // The same in every process, so that ranks can compare it.
+  std::uint64_t stable_hash() const noexcept;
 
  private:
   friend class MeshData;

@@ -55,6 +55,7 @@ class MeshData {
   const MeshParts& key() const noexcept { return parts_; }
 
   const MeshParts& parts() const noexcept { return parts_; }
+  std::uint64_t stable_hash() const noexcept { return stable_hash_; }
   const Dims& shape() const noexcept { return shape_; }
   std::int64_t size() const noexcept { return size_; }
   const Layout& rows() const noexcept { return rows_; }
@@ -62,6 +63,7 @@ class MeshData {
 
  private:
   MeshParts parts_;
+  const std::uint64_t stable_hash_ = parts_.hash();
   Dims shape_;
   std::int64_t size_ = 1;
   Layout rows_;            // what the dims and the fixed digits leave over: where each row starts

@@ -30,9 +30,10 @@ class StaticArg {
     arg.ints_ = std::move(values);
     return arg;
   }
-  static StaticArg number(NumberType type, double value) {
+  static StaticArg number(NumberType type, double value, double imaginary = 0) {
     StaticArg arg = of(Kind::kNumber, static_cast<std::int64_t>(type));
     arg.number_ = value;
+    arg.imaginary_ = imaginary;
     return arg;
   }
   static StaticArg dtype(DType value) { return of(Kind::kDType, static_cast<std::int64_t>(value)); }
@@ -60,10 +61,33 @@ class StaticArg {
     return number_ < 0 ? -1 : number_ > 0;
   }
 
+  // How large a number is, and how small: 0 where every floating type has it (for `small`, its reciprocal) as a finite
+  // value, 1 where all but half have it, 2 where double alone has it, 3 where none has it (infinities and NaN; for
+  // `small`, zero). What is no number is ordinary.
+  struct Magnitude {
+    std::uint8_t large = 0;
+    std::uint8_t small = 0;
+    friend bool operator==(const Magnitude&, const Magnitude&) = default;
+  };
+  Magnitude magnitude() const noexcept {
+    if (kind_ != Kind::kInt && kind_ != Kind::kBool && kind_ != Kind::kNumber) return {};
+    constexpr double kHalf = 65504, kFloat = 3e38, kDouble = 1.7e308;
+    const double value = std::fabs(kind_ == Kind::kNumber ? number_ : static_cast<double>(int_));
+    if (!std::isfinite(value) || !std::isfinite(imaginary_)) return {3, 3};
+    const double size = std::fmax(value, std::fabs(imaginary_));
+    const auto large = static_cast<std::uint8_t>(size <= kHalf ? 0 : size <= kFloat ? 1 : 2);
+    const auto small = static_cast<std::uint8_t>(size >= 1 / kHalf     ? 0
+                                                 : size >= 1 / kFloat  ? 1
+                                                 : size >= 1 / kDouble ? 2
+                                                                       : 3);
+    return {large, small};
+  }
+
   std::size_t hash() const noexcept {
     Hasher hasher;
     hasher.add(static_cast<std::uint64_t>(kind_) + 16 * static_cast<std::uint64_t>(int_));
     hasher.add(std::hash<double>()(number_));
+    hasher.add(std::hash<double>()(imaginary_));
     hasher.add_all(ints_);
     hasher.add_all(text_);
     return hasher.value();
@@ -81,6 +105,7 @@ class StaticArg {
   Kind kind_ = Kind::kNone;
   std::int64_t int_ = 0;
   double number_ = 0;
+  double imaginary_ = 0;
   Dims ints_;
   std::string text_;
 };
@@ -110,6 +135,9 @@ struct OpCall {
   std::vector<std::optional<TensorMeta>> outputs;
   // Where each operand stands in its list; lists of optional tensors may have gaps. Empty: no list has any.
   std::vector<std::size_t> items = {};
+  // The value of each operand that is a plain number; none where it is not known, as that of a number on a GPU. Empty:
+  // no value is known.
+  std::vector<StaticArg> numbers = {};
 
   // The static argument at a schema position; none where the call has no such argument.
   const StaticArg& constant(std::size_t position) const {

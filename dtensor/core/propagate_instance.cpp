@@ -451,7 +451,8 @@ class Builder {
 
   // What an algorithm merges comes out reduced; what a located kernel finds is a sum.
   void add_algorithm_row(std::int16_t letter) {
-    if (result_.letters[letter] == 0) return;
+    if (result_.letters[letter] == 0 || (rule_.algorithm->kind == Algorithm::Kind::kMerged && reduces_nothing()))
+      return;
     Row row = empty_row();
     row.letter = letter;
     row.algorithmic = true;
@@ -475,8 +476,16 @@ class Builder {
       row.out[k] = op;
       partial = true;
     }
-    if (partial && !join_added(row, op)) return;
+    if (partial && (reduces_nothing() || !join_added(row, op))) return;
     if (can_reduce_outputs(row)) result_.rows.push_back(std::move(row));
+  }
+
+  // Are there no elements to be reduced, and yet a result? The operator itself says what comes of that, or that it has
+  // no identity: it runs on the full tensor.
+  bool reduces_nothing() const {
+    return call_.operands[0] && call_.operands[0]->meta().numel() == 0 &&
+           std::any_of(call_.outputs.begin(), call_.outputs.end(),
+                       [](const auto& meta) { return meta && meta->numel() > 0; });
   }
 
   // Does a Partial of this kind survive the change of type from its operands to the results? Integers wrap and
@@ -513,6 +522,46 @@ class Builder {
            carry.operands.end();
   }
 
+  bool any_integral(const Carry& carry) const {
+    for (std::size_t i = 0; i < result_.num_operands; ++i) {
+      if (call_.operands[i] && is_carrier(carry, i) && is_integral(call_.operands[i]->meta().dtype())) return true;
+    }
+    return false;
+  }
+
+  // Is every factor known to be finite in the type of the results, and every divisor's reciprocal, too? Where a part of
+  // a sum is 0, an infinite factor makes NaN of it. The elements of a distributed tensor are not known; integers are
+  // finite, and may be 0.
+  bool factors_are_finite(const Carry& carry) const {
+    const bool divides = carry.kind == Carry::Kind::kOver;
+    const auto has = [](DType type, std::uint8_t magnitude) {
+      const auto real = is_integral(type) ? DType::kF64 : type;
+      const std::int64_t size = is_floating(real) ? element_size(real) : element_size(real) / 2;
+      const bool half = real == DType::kF16 || real == DType::kC32;
+      return size > 1 && magnitude <= (half ? 0 : size <= 4 ? 1 : 2);
+    };
+    const auto takes = [&](const StaticArg& number) {
+      const auto magnitude = number.magnitude();
+      return std::all_of(call_.outputs.begin(), call_.outputs.end(), [&](const auto& meta) {
+        return !meta || (has(meta->dtype(), magnitude.large) && (!divides || has(meta->dtype(), magnitude.small)));
+      });
+    };
+    for (const std::size_t factor : carry.factors) {
+      if (factor >= call_.args.size()) continue;
+      const ArgRef& arg = call_.args[factor];
+      if (!arg.is_tensor) {
+        if (!takes(arg.constant)) return false;
+        continue;
+      }
+      for (std::size_t i = arg.first; i < arg.first + arg.count; ++i) {
+        const bool known = !call_.operands[i] && i < call_.numbers.size() && !call_.numbers[i].is_none();
+        const bool integral = call_.operands[i] && is_integral(call_.operands[i]->meta().dtype());
+        if (known ? !takes(call_.numbers[i]) : !integral || divides) return false;
+      }
+    }
+    return true;
+  }
+
   // What a Partial of this kind comes out as; no value when the carry does not take it.
   std::optional<ReduceOp> carried(const Carry& carry, ReduceOp op) const {
     const bool sums = op == ReduceOp::kSum || op == ReduceOp::kAvg;
@@ -526,6 +575,11 @@ class Builder {
     switch (carry.kind) {
       case Carry::Kind::kLinear:
         return when(sums);
+      case Carry::Kind::kTimes:
+      case Carry::Kind::kOver:
+        return when(sums && factors_are_finite(carry));
+      case Carry::Kind::kWeighted:
+        return when(sums && !any_integral(carry));
       case Carry::Kind::kSame:
       case Carry::Kind::kFill:
         return op;

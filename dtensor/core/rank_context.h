@@ -5,6 +5,8 @@
 #include <mutex>
 #include <typeindex>
 
+#include "dtensor/core/provenance.h"
+
 namespace dtensor {
 
 // What one rank has beside its meshes, reached through each of them: its groups, and the state that other folders keep
@@ -25,6 +27,9 @@ class RankContext {
     return *static_cast<T*>(slot.get());
   }
 
+  // What this rank made, to be compared with others. Made with the context, by the rank's own thread.
+  RankProvenance& provenance() noexcept { return provenance_; }
+
  protected:
   // For those who own what the parts refer to.
   void drop_parts() {
@@ -33,6 +38,7 @@ class RankContext {
   }
 
  private:
+  RankProvenance provenance_;
   std::mutex mutex_;
   std::map<std::type_index, std::shared_ptr<void>> parts_;
 };

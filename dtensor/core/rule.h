@@ -69,19 +69,23 @@ struct WindowArgs {
 // How a Partial passes through an operator when these operands carry it and the others are replicated.
 struct Carry {
   enum class Kind : std::uint8_t {
-    kLinear,  // sum and avg
-    kSame,    // every reduction
-    kOp,      // one reduction
-    kUp,      // rising: max stays max, min stays min
-    kDown,    // falling: max becomes min, min becomes max
-    kSign,    // kUp or kDown, by the sign of an argument
-    kOnce,    // sum: the rank at index 0 runs the operator, the others keep their operand 0
-    kFill,    // sum and product: index 0 runs it, the others write the identity; other reductions as kSame
+    kLinear,    // sum and avg
+    kTimes,     // likewise, where the factors are known to be finite: 0 * inf is no part of a sum
+    kOver,      // likewise, where the divisors are known to be finite and not zero
+    kWeighted,  // likewise, for numbers that are not integers: the weights are fractions, and integers are rounded
+    kSame,      // every reduction
+    kOp,        // one reduction
+    kUp,        // rising: max stays max, min stays min
+    kDown,      // falling: max becomes min, min becomes max
+    kSign,      // kUp or kDown, by the sign of an argument
+    kOnce,      // sum: the rank at index 0 runs the operator, the others keep their operand 0
+    kFill,      // sum and product: index 0 runs it, the others write the identity; other reductions as kSame
   };
   Kind kind = Kind::kLinear;
-  std::vector<std::size_t> operands;  // tensor arguments of the schema, counted from 0
-  ReduceOp op = ReduceOp::kSum;       // of kOp
-  std::size_t arg = 0;                // of kSign
+  std::vector<std::size_t> operands;      // tensor arguments of the schema, counted from 0
+  ReduceOp op = ReduceOp::kSum;           // of kOp
+  std::size_t arg = 0;                    // of kSign
+  std::vector<std::size_t> factors = {};  // of kTimes and kOver: arguments by schema position, tensors or numbers
 };
 
 // What of a static argument may change a decision, and so belongs into the key under which it is kept.
@@ -90,6 +94,7 @@ enum class KeyUse : std::uint8_t {
   kValue,     // the value
   kType,      // the type of a number, nothing else
   kSign,      // type and sign of a number
+  kScale,     // type, sign and magnitude of a number (StaticArg::magnitude)
   kPresence,  // whether it is given
   kNothing,
 };

@@ -31,9 +31,10 @@ std::string_view name_of(Names<Value> names, Value value) {
 }
 
 constexpr std::pair<std::string_view, Carry::Kind> kCarryList[] = {
-    {"linear", Carry::Kind::kLinear}, {"same", Carry::Kind::kSame}, {"up", Carry::Kind::kUp},
-    {"down", Carry::Kind::kDown},     {"once", Carry::Kind::kOnce}, {"fill", Carry::Kind::kFill},
-    {"sign", Carry::Kind::kSign},     {"carry", Carry::Kind::kOp}};
+    {"linear", Carry::Kind::kLinear},     {"times", Carry::Kind::kTimes}, {"over", Carry::Kind::kOver},
+    {"weighted", Carry::Kind::kWeighted}, {"same", Carry::Kind::kSame},   {"up", Carry::Kind::kUp},
+    {"down", Carry::Kind::kDown},         {"once", Carry::Kind::kOnce},   {"fill", Carry::Kind::kFill},
+    {"sign", Carry::Kind::kSign},         {"carry", Carry::Kind::kOp}};
 constexpr Names<Carry::Kind> kCarries(kCarryList);
 
 constexpr std::pair<std::string_view, ViewKind> kViewList[] = {{"identity", ViewKind::kIdentity},
@@ -65,8 +66,8 @@ constexpr std::pair<std::string_view, MeanForm> kMeanList[] = {
 constexpr Names<MeanForm> kMeans(kMeanList);
 
 constexpr std::pair<std::string_view, KeyUse> kKeyList[] = {
-    {"plain", KeyUse::kPlain}, {"value", KeyUse::kValue},       {"type", KeyUse::kType},
-    {"sign", KeyUse::kSign},   {"presence", KeyUse::kPresence}, {"nothing", KeyUse::kNothing}};
+    {"plain", KeyUse::kPlain}, {"value", KeyUse::kValue},       {"type", KeyUse::kType},      {"sign", KeyUse::kSign},
+    {"scale", KeyUse::kScale}, {"presence", KeyUse::kPresence}, {"nothing", KeyUse::kNothing}};
 constexpr Names<KeyUse> kKeys(kKeyList);
 
 constexpr std::pair<std::string_view, Algorithm::Kind> kAlgorithmList[] = {
@@ -158,7 +159,7 @@ ReduceOp parse_reduction(Scanner& scanner) {
 }
 
 Carry parse_carry(Scanner& scanner, Carry::Kind kind) {
-  Carry carry{kind, {}, ReduceOp::kSum, 0};
+  Carry carry{kind, {}, ReduceOp::kSum, 0, {}};
   if (kind == Carry::Kind::kOp) {
     carry.op = parse_reduction(scanner);
     scanner.expect(":");
@@ -168,6 +169,11 @@ Carry parse_carry(Scanner& scanner, Carry::Kind kind) {
   if (kind == Carry::Kind::kSign) {
     scanner.expect(":");
     carry.arg = static_cast<std::size_t>(scanner.size());
+  }
+  if (kind == Carry::Kind::kTimes || kind == Carry::Kind::kOver) {
+    scanner.expect(":");
+    do carry.factors.push_back(static_cast<std::size_t>(scanner.size()));
+    while (scanner.take(","));
   }
   return carry;
 }
@@ -194,7 +200,8 @@ std::string print_window(const WindowArgs& window) {
 bool parse_word(OpRule& rule, Scanner& scanner, std::string_view word) {
   if (const auto* kind = find(kCarries, word)) {
     rule.carries.push_back(parse_carry(scanner, *kind));
-    if (*kind == Carry::Kind::kSign) rule.key[rule.carries.back().arg] = KeyUse::kSign;
+    if (*kind == Carry::Kind::kSign) rule.key.try_emplace(rule.carries.back().arg, KeyUse::kSign);
+    for (const std::size_t factor : rule.carries.back().factors) rule.key[factor] = KeyUse::kScale;
   } else if (const auto* member = find(kArgWords, word)) {
     rule.*(*member) = static_cast<std::size_t>(scanner.size());
   } else if (const auto* algorithm = find(kAlgorithms, word)) {
@@ -337,6 +344,7 @@ std::string to_string(const Carry& carry) {
   if (carry.kind == Carry::Kind::kOp) text += std::string(to_string(carry.op)) + ":";
   text += join_numbers(carry.operands);
   if (carry.kind == Carry::Kind::kSign) text += ":" + std::to_string(carry.arg);
+  if (!carry.factors.empty()) text += ":" + join_numbers(carry.factors);
   return text + ")";
 }
 

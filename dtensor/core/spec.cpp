@@ -157,6 +157,21 @@ SpecData::SpecData(const SpecKey& key) : key_(key), placements_(derive_placement
   }
   for (const auto& op : key_.partials) has_partial_ = has_partial_ || op.has_value();
   replicated_ = replicated_ && !has_partial_;
+  Hasher stable;
+  stable.add(key_.mesh.stable_hash());
+  stable.add(key_.meta.hash());
+  for (const DimLayout& dim : key_.dims) {
+    stable.add(dim.size());
+    for (const Factor& factor : dim) {
+      stable.add(static_cast<std::uint64_t>(factor.size));
+      for (const Cut& cut : factor.cuts) {
+        stable.add(static_cast<std::uint64_t>(cut.mesh_dim));
+        stable.add(static_cast<std::uint64_t>(cut.count));
+      }
+    }
+  }
+  for (const auto& op : key_.partials) stable.add(op ? 1 + static_cast<std::uint64_t>(*op) : 0);
+  stable_hash_ = stable.value();
 }
 
 Placements derive_placements(const SpecKey& key) {
@@ -179,7 +194,12 @@ Placements derive_placements(const SpecKey& key) {
   return result;
 }
 
-Spec Spec::make(const TensorMeta& meta, const Mesh& mesh, const Placements& placements) {
+Spec Spec::make(const TensorMeta& meta, const Mesh& mesh, const Placements& given) {
+  // One Replicate stands for all mesh dims.
+  const bool everywhere = given.size() == 1 && mesh.ndim() > 1 && given[0].is_replicate();
+  Placements all;
+  if (everywhere) all.assign(static_cast<std::size_t>(mesh.ndim()), Replicate());
+  const Placements& placements = everywhere ? all : given;
   if (auto known = find_by_placements(meta, mesh, placements)) return Spec(std::move(known));
   SpecKey key{meta, mesh, {}, {}};
   InlineVec<PublicCuts, 4> cuts;
@@ -194,7 +214,7 @@ Spec Spec::make(const TensorMeta& meta, const Mesh& mesh, const Placements& plac
     if (!dim) {
       fail_unsupported("spec", {.what = dim.reason(),
                                 .got = describe(meta, mesh, placements),
-                                .expected = "at most one strided shard on a tensor dim that is not an order"});
+                                .expected = "an order, one strided shard, or pieces of one size"});
     }
     key.dims.push_back(std::move(*dim));
   }
@@ -291,6 +311,7 @@ Spec with_placement_on(const Spec& spec, std::int64_t mesh_dim, const Placement&
   return expect_spec(Spec::from_dims(spec.meta(), spec.mesh(), dims, partials), "with_placement_on");
 }
 
+std::uint64_t Spec::stable_hash() const noexcept { return data_->stable_hash(); }
 const TensorMeta& Spec::meta() const noexcept { return data_->key().meta; }
 const Mesh& Spec::mesh() const noexcept { return data_->key().mesh; }
 const DimLayouts& Spec::dims() const noexcept { return data_->key().dims; }

@@ -84,6 +84,8 @@ class Spec {
 
   friend bool operator==(const Spec& a, const Spec& b) noexcept { return a.data_ == b.data_; }
   std::size_t hash() const noexcept { return data_.hash(); }
+  // The same in every process, so that ranks can compare it.
+  std::uint64_t stable_hash() const noexcept;
 
  private:
   explicit Spec(Interned<SpecData> data) : data_(std::move(data)) {}

@@ -29,12 +29,14 @@ class SpecData {
   const Placements& placements() const noexcept { return placements_; }
   bool replicated() const noexcept { return replicated_; }
   bool has_partial() const noexcept { return has_partial_; }
+  std::uint64_t stable_hash() const noexcept { return stable_hash_; }
 
  private:
   SpecKey key_;
   Placements placements_;
   bool replicated_ = true;
   bool has_partial_ = false;
+  std::uint64_t stable_hash_ = 0;
 };
 
 }  // namespace dtensor

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 
 #include "dtensor/core/checked.h"
 #include "dtensor/core/coordinates.h"
@@ -39,12 +40,15 @@ Dims Spec::local_stride(const Dims& coordinate) const {
   InlineVec<std::size_t, 8> order;  // innermost first
   for (std::size_t d = shape.size(); d-- > 0;) order.push_back(d);
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return global[a] < global[b]; });
+  // Of a tensor without elements libtorch counts a size of 0 as 1 where it is row-major, and as 0 in other orders: else
+  // it would not call it channels_last.
+  const std::int64_t least = std::is_sorted(order.begin(), order.end(), std::greater<>()) ? 1 : 0;
   Dims result(shape.size());
   std::int64_t stride = 1;
   for (std::size_t d : order) {
     if (global[d] == 0) continue;
     result[d] = stride;
-    stride *= std::max<std::int64_t>(shape[d], 1);
+    stride *= std::max<std::int64_t>(shape[d], least);
   }
   return result;
 }

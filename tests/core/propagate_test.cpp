@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "tests/core/rule_call.h"
 
 // What is decided, per family, written by hand.
@@ -152,8 +155,64 @@ TEST(Propagate, InPlaceKeepsTheWholeSpecOfSelf) {
             "P(sum) | R>P(sum) -> P(sum)");
   EXPECT_EQ(decided("aten::relu_", {"f32[8] @ 2(x) : P"}, {"f32[8]"}),
             "no: no way to run it in place keeps f32[8] @ 2(x) : P(sum); the operands are f32[8] @ 2(x) : P(sum)");
+  // The other operand may hold an infinity: self is reduced first, which in place is not possible.
   EXPECT_EQ(decided("aten::mul_.Tensor", {"f32[8] @ 2(x) : P", "f32[8] @ 2(x) : P"}, {"f32[8]"}),
+            "no: no way to run it in place keeps f32[8] @ 2(x) : P(sum); the operands are f32[8] @ 2(x) : P(sum), "
+            "f32[8] @ 2(x) : P(sum)");
+  EXPECT_EQ(decided("aten::mul_.Tensor", {"i64[8] @ 2(x) : P", "i64[8] @ 2(x) : P"}, {"i64[8]"}),
             "P(sum) | P(sum)>R -> P(sum)");
+}
+
+// 0 * inf is not 0: a sum is scaled unreduced by what is known to be finite in the type of the result alone.
+TEST(Propagate, SumsAreScaledByFiniteFactors) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const auto mul = [](const char* x, double factor) {
+    const std::string type(x, 3);
+    const std::string tensor = decided("aten::mul.Tensor", {x, Wrapped{num(factor)}}, {type + "[8]"});
+    const std::string scalar = decided("aten::mul.Scalar", {x, num(factor)}, {type + "[8]"});
+    EXPECT_EQ(tensor.substr(0, 7), scalar.substr(0, 7));
+    return scalar;
+  };
+  const auto div = [](const char* x, double factor) {
+    return decided("aten::div.Scalar", {x, num(factor)}, {std::string(x, 3) + "[8]"});
+  };
+  for (const double factor : {2.0, -3.5, 0.0, 1e30, 1e-42}) {
+    EXPECT_EQ(mul("f32[8] @ 2(x) : P", factor), "P(sum) -> P(sum)");
+  }
+  for (const double factor : {inf, -inf, std::nan(""), 1e39}) {
+    EXPECT_EQ(mul("f32[8] @ 2(x) : P", factor), "P(sum)>S(0) -> S(0)");
+  }
+  EXPECT_EQ(mul("f64[8] @ 2(x) : P", 1e39), "P(sum) -> P(sum)");
+  EXPECT_EQ(mul("f16[8] @ 2(x) : P", 1e5), "P(sum)>S(0) -> S(0)");
+  EXPECT_EQ(mul("f16[8] @ 2(x) : P", 1e4), "P(sum) -> P(sum)");
+  EXPECT_EQ(div("f32[8] @ 2(x) : P", 1e-30), "P(sum) -> P(sum)");
+  for (const double factor : {0.0, 1e-42, inf}) EXPECT_EQ(div("f32[8] @ 2(x) : P", factor), "P(sum)>S(0) -> S(0)");
+  // What is not known may be infinite, or zero; integers are finite.
+  EXPECT_EQ(decided("aten::mul.Tensor", {"f32[8] @ 2(x) : P", Wrapped{StaticArg::none()}}, {"f32[8]"}),
+            "P(sum)>S(0) | number -> S(0)");
+  EXPECT_EQ(decided("aten::mul.Tensor", {"f32[8] @ 2(x) : P", "f32[8] @ 2(x) : R"}, {"f32[8]"}), "P(sum)>R | R -> R");
+  EXPECT_EQ(decided("aten::mul.Tensor", {"f32[8] @ 2(x) : P", "i64[8] @ 2(x) : R"}, {"f32[8]"}),
+            "P(sum) | R -> P(sum)");
+  EXPECT_EQ(decided("aten::div.Tensor", {"f32[8] @ 2(x) : P", "i64[8] @ 2(x) : R"}, {"f32[8]"}), "P(sum)>R | R -> R");
+  EXPECT_EQ(decided("aten::add.Tensor", {"f32[8] @ 2(x) : P", "f32[8] @ 2(x) : P", num(inf)}, {"f32[8]"}),
+            "P(sum)>S(0) | P(sum)>S(0) -> S(0)");
+}
+
+// The weights of an average are fractions.
+TEST(Propagate, SumsOfIntegersAreReducedBeforeTheyAreAveraged) {
+  const std::vector<std::string> out = {"i64[1,2,2,2]"};
+  EXPECT_EQ(decided("aten::_adaptive_avg_pool2d", {"i64[1,2,4,4] @ 2(x) : P", ints({2, 2})}, out),
+            "P(sum)>S(1) -> S(1)");
+  EXPECT_EQ(decided("aten::_adaptive_avg_pool2d", {"f32[1,2,4,4] @ 2(x) : P", ints({2, 2})}, {"f32[1,2,2,2]"}),
+            "P(sum) -> P(sum)");
+}
+
+// Nothing to be reduced, and yet a result: the operator itself knows what it is.
+TEST(Propagate, NothingIsReducedOnTheFullTensor) {
+  EXPECT_EQ(decided("aten::max", {"f32[0,3] @ 2(x) : S(0)"}, {"f32[]"}), "S(0)>R -> R");
+  EXPECT_EQ(decided("aten::sum", {"f32[4,0] @ 2(x) : S(0)", StaticArg::none()}, {"f32[]"}), "S(0)>R -> R");
+  EXPECT_EQ(decided("aten::sum.dim_IntList", {"f32[4,0] @ 2(x) : S(0)", ints({1}), flag(false)}, {"f32[4]"}),
+            "S(0) -> S(0)");
 }
 
 TEST(Propagate, OutIsLeftWhereItLies) {

@@ -19,7 +19,10 @@ inline StaticArg i(std::int64_t value) { return StaticArg::integer(value); }
 inline StaticArg ints(Dims values) { return StaticArg::integers(std::move(values)); }
 inline StaticArg flag(bool value) { return StaticArg::boolean(value); }
 
-struct Wrapped {};                      // a number as a 0-d tensor
+// A number as a 0-d tensor; none: its value is not known.
+struct Wrapped {
+  StaticArg value = num(2);
+};
 struct Absent {};                       // an optional tensor that is not given
 using List = std::vector<std::string>;  // a list of tensors
 using Arg = std::variant<const char*, Spec, StaticArg, Wrapped, Absent, List>;
@@ -28,14 +31,17 @@ using Arg = std::variant<const char*, Spec, StaticArg, Wrapped, Absent, List>;
 // {"f32[4,2]"}).
 inline OpCall make(std::string_view name, const std::vector<Arg>& args, const std::vector<std::string>& outputs) {
   OpCall call{name, {}, {}, {}};
-  const auto add = [&](std::vector<std::optional<Spec>> operands) {
+  const auto add = [&](std::vector<std::optional<Spec>> operands, const StaticArg& number = {}) {
     call.args.push_back(ArgRef::tensors(call.operands.size(), operands.size()));
-    for (auto& operand : operands) call.operands.push_back(std::move(operand));
+    for (auto& operand : operands) {
+      call.operands.push_back(std::move(operand));
+      call.numbers.push_back(number);
+    }
   };
   for (const Arg& arg : args) {
     if (const auto* text = std::get_if<const char*>(&arg)) add({Spec::parse(*text)});
     if (const auto* spec = std::get_if<Spec>(&arg)) add({*spec});
-    if (std::holds_alternative<Wrapped>(arg)) add({std::nullopt});
+    if (const auto* number = std::get_if<Wrapped>(&arg)) add({std::nullopt}, number->value);
     if (std::holds_alternative<Absent>(arg)) add({});
     if (const auto* value = std::get_if<StaticArg>(&arg)) call.args.push_back(ArgRef::value(*value));
     if (const auto* list = std::get_if<List>(&arg)) {

@@ -84,8 +84,19 @@ TEST(Spec, FourThousandRowsOnThirtyByEight) {
 TEST(Spec, TwoUndecodableStridedShardsAreNotSupported) {
   EXPECT_ERROR(
       rows(39, {4, 2}, {StridedShard(0, 3), StridedShard(0, 4)}), kNotSupported,
-      "[spec] two strided shards on one tensor dim that are not an order of the mesh dims; got "
-      "f32[39] @ 4x2 : S(0,3),S(0,4); expected at most one strided shard on a tensor dim that is not an order");
+      "[spec] strided shards on one tensor dim that are not an order of the mesh dims, and whose pieces are not of one "
+      "size or do not fall between each other's; got f32[39] @ 4x2 : S(0,3),S(0,4); expected an order, one strided "
+      "shard, or pieces of one size");
+}
+
+// Where all pieces are of one size: what a rank has, laid end to end, is cut again.
+TEST(Spec, TwoStridedShardsCutEndToEnd) {
+  const Spec spec = rows(64, {2, 2}, {StridedShard(0, 4), StridedShard(0, 8)});
+  for (const Dims& at : {Dims{0, 0}, Dims{0, 1}, Dims{1, 0}, Dims{1, 1}}) {
+    const Indices first = sweep::strided_chunk_of(sweep::iota(64), 4, 2, at[0]);
+    EXPECT_EQ(held(spec, at), sweep::strided_chunk_of(first, 8, 2, at[1]));
+  }
+  EXPECT_EQ(spec.placements(), (Placements{StridedShard(0, 4), StridedShard(0, 8)}));
 }
 
 // Where the two disagree, the order is the definition: literal composition would put element 8 on (3,0).

@@ -19,7 +19,7 @@ constexpr RuleText kRows[] = {
     {"aten::flip", "...->...", "dims(1) same(0)"},
     {"aten::gather", "#...,...->...", "exact dims(1) located(gather) linear(0)"},
     {"aten::index.Tensor", "...,*->...", "index same(0)"},
-    {"aten::index_add", "#...,I,...->#...", "exact dims(1) located(index_add) linear(0,2)"},
+    {"aten::index_add", "#...,I,...->#...", "exact dims(1) located(index_add) times(0,2:4)"},
     {"aten::index_copy", "...,I,...->...", "exact dims(1) linear(0,2)"},
     {"aten::index_fill.int_Scalar", "...,I->...", "exact dims(1)"},
     {"aten::index_fill.int_Tensor", "...,I,->...", "exact dims(1)"},

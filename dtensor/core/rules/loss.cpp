@@ -12,7 +12,7 @@ constexpr RuleText kRows[] = {
     {"aten::huber_loss", "...,...->~", "reduction(2)"},
     {"aten::huber_loss_backward", "~,...,...->...", "reduction(3) linear(0)"},
     {"aten::mse_loss", "...,...->~", "reduction(2)"},
-    {"aten::mse_loss_backward", "~,...,...->...", "reduction(3) linear(0)"},
+    {"aten::mse_loss_backward", "~,...,...->...", "reduction(3) times(0:1,2)"},
     {"aten::multi_margin_loss", "...C,...,C->~", "reduction(5)"},
     {"aten::multi_margin_loss_backward", "~,...C,...,C->...C", "reduction(6) linear(0)"},
     {"aten::multilabel_margin_loss_backward", "~,...C,...C,...C->...C", "reduction(3) linear(0)"},

@@ -33,7 +33,7 @@ constexpr RuleText kRows[] = {
     {"aten::batch_norm_backward", "#nc*,#nc*,c,c,c,c,c,R->#nc*,c,c",
      "skip_empty merged(batch_norm_backward) only_if(7=0:n) linear(0)"},
     {"aten::glu", "...->...", "dims(1)"},
-    {"aten::glu_backward", "...,...->...", "dims(2) linear(0)"},
+    {"aten::glu_backward", "...,...->...", "dims(2) times(0:1)"},
     {"aten::native_batch_norm", "#nc*,c,c,c,c->#nc*,c,c", "merged(batch_norm) only_if(5=0:n)"},
     {"aten::native_batch_norm_backward", "#nc*,#nc*,c,c,c,c,c->#nc*,c,c",
      "skip_empty merged(batch_norm_backward) only_if(7=0:n) linear(0)"},
