@@ -4,6 +4,9 @@
 #include <exception>
 
 #include "dtensor/comm/c10d_backend_impl.h"
+#include "dtensor/comm/launch_report_impl.h"
+#include "dtensor/comm/rank_list_impl.h"
+#include "dtensor/comm/rendezvous_impl.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 
@@ -41,6 +44,11 @@ class Watch {
   }
 
   void tell(const RendezvousEvent& event) {
+    // The launcher does not hear from ranks of other hosts. Before this rank learns of it: what follows is a
+    // consequence.
+    if (event.kind != RendezvousEvent::Kind::kFailed) {
+      launch_impl::report_world(launch_impl::now_in_nanoseconds(), event.rank);
+    }
     liveness_->tell(event);
     const bool ends = event.kind == RendezvousEvent::Kind::kLost ||
                       (event.kind == RendezvousEvent::Kind::kLeft && !event.text.empty());
@@ -181,7 +189,9 @@ class C10dTransport final : public Transport {
   void meet() {
     Rendezvous where = rendezvous_;
     if (rank() == 0) {
-      server_ = std::make_unique<RendezvousServer>(where.host, where.agent_store ? 0 : where.port, size());
+      server_ = std::make_unique<RendezvousServer>(
+          where.host, where.agent_store ? 0 : where.port, size(),
+          RendezvousServerOptions{.secret = where.secret, .allow_no_secret = where.allow_no_secret});
       where.port = server_->port();
     }
     if (rendezvous_.agent_store) where.port = agree_on_port(rendezvous_, where.port);
@@ -204,10 +214,10 @@ class C10dTransport final : public Transport {
       if (missing.empty()) return;
       check();
       if (left > milliseconds(0)) continue;
-      const auto number = [&](const std::string& name) { return name.substr(key.size() + 6); };
+      std::vector<std::int64_t> late;
+      for (const std::string& name : missing) late.push_back(std::stoll(name.substr(here(0).size() - 1)));
       fail(ErrorKind::kCommunication, "make_group",
-           {.what = (missing.size() == 1 ? "rank " : "ranks ") + join(missing, ", ", number) +
-                    " never came to make the group {" + join_numbers(ranks) + "}",
+           {.what = rank_list(std::move(late)) + " never came to make the group " + member_list(ranks),
             .got = "a wait of " + std::to_string(timeout.count()) + " ms",
             .expected = "the same groups, with the same options, on all members"});
     }
@@ -246,6 +256,10 @@ TransportPtr make_c10d_transport(const Rendezvous& rendezvous, const std::string
   if (rendezvous.timeout <= std::chrono::milliseconds(0)) {
     fail_invalid(kWhere,
                  {.what = "the timeout must be positive", .got = std::to_string(rendezvous.timeout.count()) + " ms"});
+  }
+  // Here, and not only where rank 0 listens: the error is the same on all ranks.
+  if (rendezvous.size > 1) {
+    rendezvous::check_reachable(rendezvous.host, rendezvous.secret, rendezvous.allow_no_secret);
   }
   return std::make_shared<C10dTransport>(rendezvous, backend);
 }

@@ -13,6 +13,7 @@ namespace {
 constexpr int kFrameSlot = 1 << 30;
 constexpr int kDataSlot = kFrameSlot + 1;
 constexpr int kGatherSlot = kFrameSlot + 2;
+constexpr int kReportSlot = kFrameSlot + 3;
 constexpr int kTagSlots = (1 << 30) + (1 << 28);      // two a tag: what the sender says and what the receiver says
 constexpr int kMessageSlots = (1 << 30) + (1 << 29);  // the data of one message each
 constexpr std::uint64_t kMessageSlotCount = 1 << 28;
@@ -91,12 +92,39 @@ void MessageGroup::exchange_frames(const Fingerprint& fingerprint, std::span<con
                              : Fingerprint::from_words(std::span<const std::uint64_t, Fingerprint::kWords>(
                                    frame(count + peer), Fingerprint::kWords));
   }
-  if (const auto sides = find_divergence(all, ranks())) fail_diverged(*this, fingerprint, *sides);
+  if (const auto sides = find_divergence(all, ranks())) {
+    fail_diverged(*this, fingerprint, *sides + exchange_reports(fingerprint, diverging_member(all), deadline));
+  }
   for (std::size_t peer = 0; peer < count; ++peer) {
     if (peer != self && in[peer].bytes <= kEagerBytes && in[peer].bytes > 0) {
       std::memcpy(in[peer].data, frame(count + peer) + Fingerprint::kWords, in[peer].bytes);
     }
   }
+}
+
+// Everybody has seen that the ranks diverged: they tell each other what they did last. A rank that does not answer is
+// left out; the error does not depend on it.
+std::string MessageGroup::exchange_reports(const Fingerprint& fingerprint, std::size_t other,
+                                           Clock::time_point deadline) {
+  const auto count = static_cast<std::size_t>(size());
+  const auto self = static_cast<std::size_t>(rank());
+  std::vector<std::string> reports(count, std::string(kReportBytes, '\0'));
+  reports[self] = divergence_report(*this, fingerprint);
+  const auto slice = [](std::string& bytes) { return Slice{reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}; };
+  try {
+    Messages messages;
+    for (std::size_t step = 1; step < count; ++step) {
+      const std::size_t from = (self + step) % count;
+      const std::size_t to = (self + count - step) % count;
+      messages.emplace_back(from,
+                            messenger_->receive(static_cast<std::int64_t>(from), kReportSlot, slice(reports[from])));
+      messages.emplace_back(to, messenger_->send(static_cast<std::int64_t>(to), kReportSlot, slice(reports[self])));
+    }
+    await(messages, std::min(deadline, Clock::now() + std::chrono::seconds(5)));
+  } catch (const Trouble&) {
+    return {};
+  }
+  return explain_divergence(ReportOf::read(ranks()[0], reports[0]), ReportOf::read(ranks()[other], reports[other]));
 }
 
 // What is larger than `above`.

@@ -207,6 +207,7 @@ class MessageGroup final : public Communicator, public Abortable {
   Clock::time_point deadline() const;
 
   // c10d_exchange.cpp: everybody sends something to everybody, `out[r]` to rank r and `in[r]` from it.
+  std::string exchange_reports(const Fingerprint& fingerprint, std::size_t other, Clock::time_point deadline);
   void exchange(const Fingerprint& fingerprint, std::span<const Slice> out, std::span<const Slice> in,
                 Clock::time_point deadline);
   void exchange_frames(const Fingerprint& fingerprint, std::span<const Slice> out, std::span<const Slice> in,

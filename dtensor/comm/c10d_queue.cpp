@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "dtensor/comm/c10d_impl.h"
+#include "dtensor/comm/rank_list_impl.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 
@@ -12,8 +13,9 @@ namespace dtensor::messages {
 namespace {
 
 std::string name_ranks(const std::vector<std::int64_t>& peers, const std::vector<std::int64_t>& ranks) {
-  const auto world = [&](std::int64_t peer) { return std::to_string(ranks[static_cast<std::size_t>(peer)]); };
-  return (peers.size() == 1 ? "rank " : "ranks ") + join(peers, ", ", world);
+  std::vector<std::int64_t> named;
+  for (const std::int64_t peer : peers) named.push_back(ranks[static_cast<std::size_t>(peer)]);
+  return rank_list(std::move(named));
 }
 
 bool contains(const std::vector<std::int64_t>& ranks, std::int64_t rank) {

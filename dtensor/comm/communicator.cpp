@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "dtensor/core/text.h"
+#include "dtensor/comm/rank_list_impl.h"
 
 namespace dtensor {
 
@@ -10,7 +10,7 @@ Communicator::Communicator(std::string backend, std::string name, std::int64_t r
     : backend_(std::move(backend)), name_(std::move(name)), rank_(rank), ranks_(std::move(ranks)) {}
 
 std::string Communicator::describe() const {
-  return backend_ + " group " + (name_.empty() ? "" : "\"" + name_ + "\" ") + "{" + join_numbers(ranks_) + "}";
+  return backend_ + " group " + (name_.empty() ? "" : "\"" + name_ + "\" ") + member_list(ranks_);
 }
 
 }  // namespace dtensor

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dtensor/core/placement.h"
+#include "dtensor/core/provenance.h"
 #include "dtensor/core/random_state.h"
 
 namespace dtensor {
@@ -46,6 +47,9 @@ class Communicator {
   // How far this rank is in its random numbers; 0 where nobody said. All members must be equally far at a collective.
   std::uint64_t random_progress() const noexcept { return random_ ? random_->load(std::memory_order_relaxed) : 0; }
   void watch_random(RandomSource::Progress progress) { random_ = std::move(progress); }
+  // What this rank did last, to tell where ranks parted; null where nobody said.
+  const History* history() const noexcept { return history_.get(); }
+  virtual void watch_history(std::shared_ptr<const History> history) { history_ = std::move(history); }
   // Can the members read each other's memory? Then who knows an address may copy from it, between two collectives.
   virtual bool shares_memory() const noexcept { return false; }
 
@@ -77,6 +81,7 @@ class Communicator {
   std::int64_t rank_;
   std::vector<std::int64_t> ranks_;
   RandomSource::Progress random_;
+  std::shared_ptr<const History> history_;
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 

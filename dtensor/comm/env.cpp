@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "dtensor/comm/secret_impl.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 
@@ -107,6 +108,7 @@ LaunchEnvironment read_environment(const Variables& variables) {
   LaunchEnvironment result;
   if (read_ranks(variables, "RANK", "WORLD_SIZE", "LOCAL_RANK", result)) {
     result.launcher = Launcher::kTorchrun;
+    result.torchelastic = text_of(variables, "TORCHELASTIC_RUN_ID").has_value();
     result.agent_store = text_of(variables, "TORCHELASTIC_USE_AGENT_STORE") == "True";
     result.attempt = std::to_string(number_of(variables, "TORCHELASTIC_RESTART_COUNT", 0, kMostRanks).value_or(0));
   } else if (read_ranks(variables, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -130,6 +132,9 @@ LaunchEnvironment read_environment(const Variables& variables) {
     result.backend = *backend;
     check_backend_name("environment: DTENSOR_BACKEND", result.backend);
   }
+  result.secret = text_of(variables, "DTENSOR_SECRET").value_or("");
+  secrets::check_secret(kWhere, "DTENSOR_SECRET", result.secret);
+  result.allow_no_secret = number_of(variables, "DTENSOR_ALLOW_NO_SECRET", 0, 1).value_or(0) == 1;
   return result;
 }
 

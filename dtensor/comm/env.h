@@ -13,7 +13,8 @@ enum class Launcher : std::uint8_t { kNone, kTorchrun, kOpenMpi, kSlurm };
 //   torchrun (and `dtensor run`)  RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
 //   Open MPI's mpirun             OMPI_COMM_WORLD_RANK, …_SIZE, …_LOCAL_RANK, …_LOCAL_SIZE
 //   Slurm's srun                  SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST, SLURM_JOB_ID
-// The first that is there counts. MASTER_ADDR and MASTER_PORT are read under all of them; DTENSOR_BACKEND too.
+// The first that is there counts. MASTER_ADDR, MASTER_PORT, DTENSOR_BACKEND, DTENSOR_SECRET and DTENSOR_ALLOW_NO_SECRET
+// are read under all of them.
 struct LaunchEnvironment {
   Launcher launcher = Launcher::kNone;
   std::int64_t rank = 0;
@@ -23,9 +24,13 @@ struct LaunchEnvironment {
   std::string master_address = "127.0.0.1";
   std::optional<int> master_port;
   // torchrun's agent keeps a store at that port; which restart this is.
+  bool torchelastic = false;  // torchrun itself, and not only its variables
   bool agent_store = false;
   std::string attempt = "0";
   std::string backend;  // "threads", "gloo", "nccl", "mpi"; empty when nothing is said
+  // What all ranks of the job know and nobody else (DTENSOR_SECRET; `dtensor run` makes one); empty: there is none.
+  std::string secret;
+  bool allow_no_secret = false;  // DTENSOR_ALLOW_NO_SECRET=1: without a secret too, rank 0 may be on another host
 };
 
 // A variable's value, or null.

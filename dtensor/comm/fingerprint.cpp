@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "dtensor/comm/reduce.h"
 #include "dtensor/core/error.h"
@@ -95,6 +96,16 @@ void check_member(const Communicator& group, Operation operation, std::int64_t r
   }
 }
 
+// What the calling thread says the collective is for.
+Fingerprint tagged(Fingerprint fingerprint) {
+  const CommTag& tag = CommTagGuard::current();
+  fingerprint.provenance = tag.provenance;
+  fingerprint.cause = tag.cause;
+  fingerprint.made = tag.made;
+  fingerprint.balance += tag.balance;
+  return fingerprint;
+}
+
 }  // namespace
 
 std::string_view to_string(Operation operation) {
@@ -105,8 +116,9 @@ std::string_view to_string(Operation operation) {
 std::array<std::uint64_t, Fingerprint::kWords> Fingerprint::words() const {
   const std::uint64_t kind = static_cast<std::uint64_t>(operation) |
                              (static_cast<std::uint64_t>(static_cast<std::uint8_t>(dtype)) << 8) |
-                             ((op ? static_cast<std::uint64_t>(*op) : kNoOp) << 16);
-  return {kind, static_cast<std::uint64_t>(root), static_cast<std::uint64_t>(numel), counts, sequence, random, balance};
+                             ((op ? static_cast<std::uint64_t>(*op) : kNoOp) << 16) |
+                             (static_cast<std::uint64_t>(static_cast<std::uint32_t>(root)) << 32);
+  return {kind, static_cast<std::uint64_t>(numel), counts, sequence, random, provenance, balance};
 }
 
 Fingerprint Fingerprint::from_words(std::span<const std::uint64_t, kWords> words) {
@@ -117,18 +129,20 @@ Fingerprint Fingerprint::from_words(std::span<const std::uint64_t, kWords> words
   result.dtype = type < kTypes ? static_cast<c10::ScalarType>(type) : c10::ScalarType::Undefined;
   const std::uint64_t op = (words[0] >> 16) & 0xFF;
   if (op < kOps) result.op = static_cast<ReduceOp>(op);
-  result.root = static_cast<std::int64_t>(words[1]);
-  result.numel = static_cast<std::int64_t>(words[2]);
-  result.counts = words[3];
-  result.sequence = words[4];
-  result.random = words[5];
+  result.root = static_cast<std::int32_t>(words[0] >> 32);
+  result.numel = static_cast<std::int64_t>(words[1]);
+  result.counts = words[2];
+  result.sequence = words[3];
+  result.random = words[4];
+  result.provenance = words[5];
   result.balance = words[6];
   return result;
 }
 
 bool Fingerprint::agrees_with(const Fingerprint& other) const {
   return operation == other.operation && dtype == other.dtype && op == other.op && root == other.root &&
-         numel == other.numel && counts == other.counts && sequence == other.sequence && random == other.random;
+         numel == other.numel && counts == other.counts && sequence == other.sequence && random == other.random &&
+         provenance == other.provenance;
 }
 
 std::uint64_t Fingerprint::hash() const {
@@ -158,12 +172,21 @@ std::string Fingerprint::to_string() const {
   }
   const std::string number = sequence == 0 ? "" : "#" + std::to_string(sequence) + " ";
   return number + std::string(dtensor::to_string(operation)) + "(" +
-         join(parts, ", ", [](const std::string& part) { return part; }) + ")";
+         join(parts, ", ", [](const std::string& part) { return part; }) + ")" + (cause ? " for " + *cause : "");
 }
 
 std::pair<std::string, std::string> Fingerprint::two_sides(const Fingerprint& a, const Fingerprint& b) {
-  std::pair<std::string, std::string> sides(a.to_string(), b.to_string());
-  if (a.random == b.random || sides.first != sides.second) return sides;
+  // The cause of another process is not known here: the report has it.
+  Fingerprint first = a, second = b;
+  first.cause = second.cause = nullptr;
+  std::pair<std::string, std::string> sides(first.to_string(), second.to_string());
+  if (sides.first != sides.second) return sides;
+  if (a.random == b.random) {
+    if (a.provenance == b.provenance) return sides;
+    sides.first += " of one tensor";
+    sides.second += " of another, or of one that was made differently";
+    return sides;
+  }
   const std::uint64_t mine = RandomSource::calls_of(a.random);
   const std::uint64_t other = RandomSource::calls_of(b.random);
   if (mine == other) {
@@ -179,11 +202,11 @@ std::pair<std::string, std::string> Fingerprint::two_sides(const Fingerprint& a,
 Fingerprint check_all_reduce(const Communicator& group, const at::Tensor& buffer, ReduceOp op) {
   check_buffer(group, Operation::kAllReduce, buffer, "buffer");
   check_reduction(group, Operation::kAllReduce, buffer, op);
-  return {.operation = Operation::kAllReduce,
-          .dtype = buffer.scalar_type(),
-          .op = op,
-          .numel = buffer.numel(),
-          .random = group.random_progress()};
+  return tagged({.operation = Operation::kAllReduce,
+                 .dtype = buffer.scalar_type(),
+                 .op = op,
+                 .numel = buffer.numel(),
+                 .random = group.random_progress()});
 }
 
 Fingerprint check_all_gather(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
@@ -194,12 +217,12 @@ Fingerprint check_all_gather(const Communicator& group, const at::Tensor& output
   check_same_type(group, kOperation, output, input);
   check_counts(group, kOperation, counts, output.numel(), "output");
   check_mine(group, kOperation, counts, input, "input");
-  return {.operation = kOperation,
-          .dtype = output.scalar_type(),
-          .op = {},
-          .numel = output.numel(),
-          .counts = digest(counts),
-          .random = group.random_progress()};
+  return tagged({.operation = kOperation,
+                 .dtype = output.scalar_type(),
+                 .op = {},
+                 .numel = output.numel(),
+                 .counts = digest(counts),
+                 .random = group.random_progress()});
 }
 
 Fingerprint check_reduce_scatter(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
@@ -211,12 +234,12 @@ Fingerprint check_reduce_scatter(const Communicator& group, const at::Tensor& ou
   check_reduction(group, kOperation, input, op);
   check_counts(group, kOperation, counts, input.numel(), "input");
   check_mine(group, kOperation, counts, output, "output");
-  return {.operation = kOperation,
-          .dtype = input.scalar_type(),
-          .op = op,
-          .numel = input.numel(),
-          .counts = digest(counts),
-          .random = group.random_progress()};
+  return tagged({.operation = kOperation,
+                 .dtype = input.scalar_type(),
+                 .op = op,
+                 .numel = input.numel(),
+                 .counts = digest(counts),
+                 .random = group.random_progress()});
 }
 
 Fingerprint check_all_to_all(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
@@ -234,18 +257,18 @@ Fingerprint check_all_to_all(const Communicator& group, const at::Tensor& output
     result.balance += pair_digest(group.rank(), peer, send_counts[static_cast<std::size_t>(peer)]);
     result.balance -= pair_digest(peer, group.rank(), recv_counts[static_cast<std::size_t>(peer)]);
   }
-  return result;
+  return tagged(result);
 }
 
 Fingerprint check_broadcast(const Communicator& group, const at::Tensor& buffer, std::int64_t root) {
   check_member(group, Operation::kBroadcast, root, "root");
   check_buffer(group, Operation::kBroadcast, buffer, "buffer");
-  return {.operation = Operation::kBroadcast,
-          .dtype = buffer.scalar_type(),
-          .op = {},
-          .root = root,
-          .numel = buffer.numel(),
-          .random = group.random_progress()};
+  return tagged({.operation = Operation::kBroadcast,
+                 .dtype = buffer.scalar_type(),
+                 .op = {},
+                 .root = root,
+                 .numel = buffer.numel(),
+                 .random = group.random_progress()});
 }
 
 Fingerprint check_scatter(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
@@ -263,13 +286,13 @@ Fingerprint check_scatter(const Communicator& group, const at::Tensor& output, c
   }
   check_counts(group, kOperation, counts, numel, "input");
   check_mine(group, kOperation, counts, output, "output");
-  return {.operation = kOperation,
-          .dtype = output.scalar_type(),
-          .op = {},
-          .root = root,
-          .numel = numel,
-          .counts = digest(counts),
-          .random = group.random_progress()};
+  return tagged({.operation = kOperation,
+                 .dtype = output.scalar_type(),
+                 .op = {},
+                 .root = root,
+                 .numel = numel,
+                 .counts = digest(counts),
+                 .random = group.random_progress()});
 }
 
 Fingerprint check_point_to_point(const Communicator& group, Operation operation, const at::Tensor& buffer,
@@ -300,6 +323,50 @@ void check_group_ranks(const std::vector<std::int64_t>& ranks, std::int64_t rank
   }
 }
 
+std::size_t diverging_member(std::span<const Fingerprint> fingerprints) {
+  for (std::size_t i = 1; i < fingerprints.size(); ++i) {
+    if (!fingerprints[i].agrees_with(fingerprints[0])) return i;
+  }
+  return fingerprints.size() > 1 ? 1 : 0;
+}
+
+std::string divergence_report(const Communicator& group, const Fingerprint& mine) {
+  std::string report(reinterpret_cast<const char*>(&mine.made), sizeof mine.made);
+  report += (mine.cause ? *mine.cause : std::string()).substr(0, 256) + '\0';
+  if (group.history()) report += group.history()->to_bytes(kReportBytes - report.size());
+  report.resize(kReportBytes);
+  return report;
+}
+
+ReportOf ReportOf::read(std::int64_t rank, std::string_view bytes) {
+  ReportOf report{.rank = rank};
+  if (bytes.size() < sizeof report.made) return report;
+  std::memcpy(&report.made, bytes.data(), sizeof report.made);
+  bytes.remove_prefix(sizeof report.made);
+  const std::size_t end = bytes.find('\0');
+  report.cause = bytes.substr(0, end);
+  if (end != std::string_view::npos) report.steps = History::from_bytes(bytes.substr(end + 1));
+  return report;
+}
+
+std::string explain_divergence(const ReportOf& first, const ReportOf& other) {
+  const auto rank = [](const ReportOf& report) { return "rank " + std::to_string(report.rank); };
+  const auto call = [](const ReportOf& report) { return report.cause.empty() ? "no operator" : report.cause; };
+  std::string text;
+  if (!first.cause.empty() || !other.cause.empty()) {
+    text = first.cause == other.cause
+               ? "; for " + first.cause
+               : "; " + rank(first) + " for " + call(first) + ", " + rank(other) + " for " + call(other);
+  }
+  const FirstDifference parted = first_difference(first.steps, first.made, other.steps, other.made);
+  if (parted.mine.empty() && parted.theirs.empty()) return text;
+  if (parted.mine == parted.theirs)
+    return text + "; first difference: " + parted.mine + ", with other values or arguments";
+  const auto side = [](const std::string& name) { return name.empty() ? std::string("nothing of the kind") : name; };
+  return text + "; first difference: " + side(parted.mine) + " on " + rank(first) + ", " + side(parted.theirs) +
+         " on " + rank(other);
+}
+
 std::optional<std::string> find_divergence(std::span<const Fingerprint> fingerprints,
                                            const std::vector<std::int64_t>& ranks) {
   const auto side = [&](std::size_t i, const std::string& text) {
@@ -312,9 +379,11 @@ std::optional<std::string> find_divergence(std::span<const Fingerprint> fingerpr
   }
   std::uint64_t balance = 0;
   for (const Fingerprint& fingerprint : fingerprints) balance += fingerprint.balance;
-  if (balance != 0)
-    return side(0, fingerprints[0].to_string()) + ", and some rank expects another count than its peer sends";
-  return std::nullopt;
+  if (balance == 0) return std::nullopt;
+  return side(0, fingerprints[0].to_string()) +
+         (fingerprints[0].operation == Operation::kAllToAll && fingerprints[0].provenance == 0
+              ? ", and some rank expects another count than its peer sends"
+              : ", and some rank has other values where the tensor is replicated");
 }
 
 void fail_diverged(const Communicator& group, const Fingerprint& mine, const std::string& both_sides) {

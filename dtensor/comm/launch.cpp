@@ -16,6 +16,8 @@
 #include <thread>
 
 #include "dtensor/comm/launch_impl.h"
+#include "dtensor/comm/launch_report_impl.h"
+#include "dtensor/comm/secret_impl.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 
@@ -28,6 +30,7 @@ using namespace launch_impl;
 namespace {
 
 constexpr std::int64_t kMostRanks = 65'536;
+constexpr const char* kSecretVariable = "DTENSOR_SECRET";
 using Environment = std::map<std::string, std::string>;
 
 bool is_host_name(std::string_view name) {
@@ -163,8 +166,9 @@ Environment own_environment() {
   return variables;
 }
 
-// What a program on another host should see of this environment.
+// What a program on another host should see of this environment, in ssh's command line.
 bool travels(std::string_view name) {
+  if (name == kSecretVariable || name == kReportVariable) return false;
   for (const std::string_view start : {"DTENSOR_", "NCCL_", "GLOO_", "OMP_", "TORCH_"}) {
     if (name.starts_with(start)) return true;
   }
@@ -175,6 +179,7 @@ bool travels(std::string_view name) {
 // group. The shell outlives the signals that the group gets, to say by which of them the program ended: ssh does not.
 // Beside it runs a watcher that sends the group the signals whose names it reads from the connection; when that ends,
 // the program goes with it.
+// The first line of the connection is the job's secret: a command line could be read by everybody on that host.
 std::string remote_script(const LaunchOptions& options, const Environment& variables) {
   std::string words;
   for (const auto& [name, value] : variables) words += " " + shell_quoted(name + "=" + value);
@@ -192,6 +197,8 @@ std::string remote_script(const LaunchOptions& options, const Environment& varia
       "kill -s KILL -- \"-$1\"";
   const std::string script = "cd " + shell_quoted(folder.empty() ? "/" : folder) +
                              " || exit 127\n"
+                             "IFS= read -r DTENSOR_SECRET || exit 127\n"
+                             "export DTENSOR_SECRET\n"
                              "exec 3<&0\n"
                              "setsid sh -c " +
                              shell_quoted(watcher) +
@@ -238,6 +245,14 @@ struct Programs {
     }
   }
 };
+
+// The caller's, so that several launchers can start parts of one job; else a new one.
+std::string job_secret() {
+  const char* given = std::getenv(kSecretVariable);
+  if (given == nullptr || *given == '\0') return secrets::make_secret();
+  secrets::check_secret(kWhere, kSecretVariable, given);
+  return given;
+}
 
 std::string master_address(const LaunchOptions& options, const std::vector<LaunchHost>& hosts, bool any_remote) {
   if (!options.master_address.empty()) return options.master_address;
@@ -331,6 +346,7 @@ std::vector<RankPlan> plan_ranks(const LaunchOptions& options) {
                       {"MASTER_PORT", std::to_string(options.master_port != 0 ? options.master_port : free_port())}};
   if (!options.backend.empty()) ours["DTENSOR_BACKEND"] = options.backend;
 
+  const std::string secret = job_secret();
   std::vector<RankPlan> plans;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     const bool local = is_local(hosts[i].name);
@@ -344,12 +360,16 @@ std::vector<RankPlan> plan_ranks(const LaunchOptions& options) {
       if (local) {
         const std::int64_t cores = std::max(1U, std::thread::hardware_concurrency());
         variables.emplace("OMP_NUM_THREADS", std::to_string(std::max<std::int64_t>(1, cores / counts[i])));
+        variables[kSecretVariable] = secret;
         plans.push_back({"", programs.local, options.command, as_entries(variables)});
       } else {
+        Environment of_ssh = own_environment();
+        of_ssh.erase(kSecretVariable);
         plans.push_back({hosts[i].name,
                          programs.ssh,
                          {"ssh", "-T", "-o", "BatchMode=yes", "--", hosts[i].name, remote_script(options, variables)},
-                         as_entries(own_environment())});
+                         as_entries(of_ssh),
+                         secret + "\n"});
       }
     }
   }

@@ -29,8 +29,11 @@ struct LaunchOptions {
 };
 
 // Runs one process per rank with torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-// MASTER_PORT), and OMP_NUM_THREADS = cores / local ranks where it is not set. Returns when all have ended: 0, or the
-// exit code of the rank that failed first, 128 + signal when a signal ended it, 124 after the timeout.
+// MASTER_PORT), OMP_NUM_THREADS = cores / local ranks where it is not set, and DTENSOR_SECRET: the caller's, else a new
+// random one, without which nobody may join the job. Returns when all have ended: 0, or the exit code of the rank that
+// failed first, 128 + signal when a signal ended it, 124 after the timeout. First is the rank that left its world
+// first: the others may fail as a consequence and end sooner. (Ranks on this host tell; without any, only ends are
+// known.)
 //   * Lines of a rank's output come out whole behind `[rank] `, on stdout or stderr as the rank wrote them. A line of
 //     more than a mebibyte comes in pieces, each on a line of its own. Ranks read an empty stdin.
 //   * The first failure ends the other ranks: SIGTERM, and SIGKILL after the grace.
@@ -38,8 +41,8 @@ struct LaunchOptions {
 //     SIGUSR2 are forwarded.
 //   * Every rank is a process group of its own and is killed with it, also when this process is killed.
 //   * Ranks of other hosts run through ssh in this working directory, with the variables that start with DTENSOR_,
-//   NCCL_,
-//     GLOO_, OMP_ or TORCH_, and LD_LIBRARY_PATH. When the connection goes, so do they.
+//     NCCL_, GLOO_, OMP_ or TORCH_, and LD_LIBRARY_PATH. When the connection goes, so do they. The secret goes through
+//     ssh's standard input and stands in no command line.
 // Throws Error before the first rank starts when an option makes no sense or the program is not there.
 // Changes the signal handling of the process while it runs: call it from the main thread, once at a time.
 int launch(const LaunchOptions& options);

@@ -19,6 +19,7 @@ struct RankPlan {
   std::string program;             // the file to execute
   std::vector<std::string> words;  // argv
   std::vector<std::string> environment;
+  std::string input = {};  // the first line of ssh's stdin: the job's secret, which must not be seen in a command line
 };
 
 // Checks the options and says what each rank is started with.

@@ -2,6 +2,7 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +15,8 @@
 #include <optional>
 
 #include "dtensor/comm/launch_impl.h"
+#include "dtensor/comm/launch_report_impl.h"
+#include "dtensor/comm/rank_list_impl.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 
@@ -29,6 +32,8 @@ constexpr std::size_t kBacklog = std::size_t{1} << 20;  // of our own output, be
 constexpr std::size_t kSureWrite = 4096;                // what a writable pipe takes without blocking (PIPE_BUF)
 constexpr milliseconds kDrain{500};                     // for output of processes that left their rank's group
 constexpr milliseconds kSshGrace{2000};                 // for ssh to end after it was told to kill its rank
+constexpr milliseconds kSettle{5000};                   // for a rank that left its world to end, and say how
+constexpr int kLowestReport = 100;                      // the descriptor's number: none that shell scripts use
 constexpr int kTimedOut = 124;                          // as timeout(1)
 
 [[noreturn]] void fail_system(const std::string& what, int error) {
@@ -211,8 +216,48 @@ struct Stream {
 };
 
 struct Rank {
-  pid_t pid = -1;   // -1: ended
-  Fd control = {};  // ssh's stdin: names of signals for the rank
+  pid_t pid = -1;         // -1: ended
+  Fd control = {};        // ssh's stdin: names of signals for the rank
+  std::int64_t left = 0;  // when it left its world, by its own report; 0: it did not, as far as we know
+};
+
+// How a rank ended, other than well.
+struct Failure {
+  std::size_t rank = 0;
+  siginfo_t how{};
+  std::int64_t when = 0;  // it left its world, or ended
+
+  bool exited() const { return how.si_code == CLD_EXITED; }
+  int code() const { return exited() ? how.si_status : 128 + how.si_status; }
+};
+
+// Where ranks of this host say that they leave their worlds.
+class ReportPipe {
+ public:
+  ReportPipe() {
+    Pipe ends = make_pipe();
+    write_ = Fd(fcntl(ends.write.get(), F_DUPFD_CLOEXEC, kLowestReport));
+    struct stat status {};
+    // Without it everything works; only the order of failures is not known as well.
+    if (!write_.is_open() || fstat(write_.get(), &status) != 0) return;
+    for (const int fd : {ends.read.get(), write_.get()}) fcntl(fd, F_SETFL, O_NONBLOCK);
+    name_ = std::to_string(write_.get()) + ":" + std::to_string(status.st_ino);
+    read_ = std::move(ends.read);
+  }
+  int read_end() const { return read_.get(); }
+  int write_end() const { return write_.get(); }
+  bool is_open() const { return read_.is_open(); }
+  // For the environment of a rank.
+  std::string variable(std::size_t rank) const {
+    return std::string(kReportVariable) + "=" + name_ + ":" + std::to_string(rank);
+  }
+  bool next(Report& report) const {
+    return read_.is_open() && read(read_.get(), &report, sizeof(report)) == sizeof(report);
+  }
+
+ private:
+  Fd read_, write_;
+  std::string name_;
 };
 
 class Run {
@@ -246,7 +291,9 @@ class Run {
   void step();
   void read_stream(Stream& stream);
   void take_signals();
+  void read_reports();
   void reap(std::size_t index);
+  void name_first_failure();
   void pass_deadlines();
   void signal_rank(std::size_t index, int number);
   void signal_all(int number);
@@ -259,12 +306,15 @@ class Run {
   const LaunchOptions& options_;
   SignalWatch signals_;
   Guard guard_;
+  ReportPipe reports_;
   std::vector<Rank> ranks_;
   std::vector<Stream> streams_;
   Sink out_{STDOUT_FILENO};
   Sink err_{STDERR_FILENO};
   std::size_t alive_ = 0;
   std::optional<int> result_;
+  std::optional<Failure> failure_;  // the first by cause, so far
+  Clock::time_point settle_until_;
   std::optional<Clock::time_point> timeout_at_, kill_at_, kill_ssh_at_;
   Clock::time_point drain_until_;
   bool asked_ = false;  // a signal asked us to end
@@ -273,11 +323,12 @@ class Run {
 
 // Only calls that are safe between fork and exec.
 [[noreturn]] void become_program(const char* program, char* const* words, char* const* environment, pid_t parent,
-                                 std::array<int, 3> standard, int failure, const SignalWatch& signals) {
+                                 std::array<int, 3> standard, int failure, int report, const SignalWatch& signals) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);
   for (int fd = 0; fd < 3; ++fd) dup2(standard[fd], fd);
+  if (report >= 0) fcntl(report, F_SETFD, 0);  // the program's too
   signals.restore();
   execve(program, words, environment);
   const int error = errno;
@@ -313,16 +364,23 @@ void Run::start(std::size_t index) {
   out.write = above_standard(std::move(out.write));
   err.write = above_standard(std::move(err.write));
   failure.write = above_standard(std::move(failure.write));
-  const std::vector<char*> words = pointers(plan.words), environment = pointers(plan.environment);
+  std::vector<std::string> variables = plan.environment;
+  std::erase_if(variables, [](const std::string& entry) { return entry.starts_with(kReportVariable); });
+  const bool reports = plan.host.empty() && reports_.is_open();
+  if (reports) variables.push_back(reports_.variable(index));
+  const std::vector<char*> words = pointers(plan.words), environment = pointers(variables);
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) fail_system("rank " + std::to_string(index) + " could not be started", errno);
   if (pid == 0) {
     become_program(plan.program.c_str(), words.data(), environment.data(), parent,
-                   {input.get(), out.write.get(), err.write.get()}, failure.write.get(), signals_);
+                   {input.get(), out.write.get(), err.write.get()}, failure.write.get(),
+                   reports ? reports_.write_end() : -1, signals_);
   }
   setpgid(pid, pid);  // the child does it too: whoever comes first
   ranks_[index] = {pid, std::move(control.write)};
+  // A pipe takes more than this at once.
+  if (!plan.input.empty()) write_all(ranks_[index].control.get(), plan.input.data(), plan.input.size());
   ++alive_;
   guard_.add(pid);
   failure.write.reset();
@@ -346,6 +404,7 @@ int Run::poll_timeout() const {
   Clock::time_point next = Clock::now() + std::chrono::hours(1);
   for (const auto& at : {timeout_at_, kill_at_, kill_ssh_at_}) next = at ? std::min(next, *at) : next;
   if (alive_ == 0 && !streams_.empty()) next = std::min(next, drain_until_);
+  if (failure_ && !result_) next = std::min(next, settle_until_);
   const auto left = std::chrono::ceil<milliseconds>(next - Clock::now()).count();
   return static_cast<int>(std::max<std::int64_t>(0, left));
 }
@@ -356,6 +415,7 @@ void Run::step() {
   for (const Stream& stream : streams_) {
     fds.push_back({stream.sink->waiting() < kBacklog ? stream.fd.get() : -1, POLLIN, 0});
   }
+  fds.push_back({reports_.read_end(), POLLIN, 0});
   if (poll(fds.data(), fds.size(), poll_timeout()) < 0 && errno != EINTR) fail_system("poll", errno);
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     if ((fds[3 + i].revents & (POLLIN | POLLHUP | POLLERR)) != 0) read_stream(streams_[i]);
@@ -368,7 +428,9 @@ void Run::step() {
     result_ = 128 + SIGPIPE;  // nobody reads us any more: end as any program at the head of a pipe
     begin_end(SIGTERM);
   }
+  read_reports();
   if (fds[0].revents != 0) take_signals();
+  name_first_failure();
   pass_deadlines();
 }
 
@@ -408,6 +470,16 @@ void Run::take_signals() {
   }
 }
 
+void Run::read_reports() {
+  for (Report report; reports_.next(report);) {
+    if (report.rank < 0 || report.rank >= static_cast<std::int64_t>(ranks_.size())) continue;
+    const auto index = static_cast<std::size_t>(report.rank);
+    // Ranks of this host speak for themselves; of the others we hear from these, and the first to say it knows best.
+    const bool remote = !plans_[index].host.empty();
+    if (remote ? ranks_[index].left == 0 : report.from == report.rank) ranks_[index].left = report.left;
+  }
+}
+
 void Run::reap(std::size_t index) {
   const pid_t pid = ranks_[index].pid;
   siginfo_t info{};
@@ -420,15 +492,30 @@ void Run::reap(std::size_t index) {
   ranks_[index].pid = -1;
   ranks_[index].control.reset();
   if (--alive_ == 0) drain_until_ = Clock::now() + kDrain;
-  const bool exited = info.si_code == CLD_EXITED;
-  const int code = exited ? info.si_status : 128 + info.si_status;
-  if (code == 0 || result_) return;
+  read_reports();
+  const std::int64_t left = ranks_[index].left;
+  const Failure failure{index, info, left != 0 ? left : now_in_nanoseconds()};
+  if (failure.code() == 0 || result_) return;
+  if (!failure_) settle_until_ = Clock::now() + kSettle;
+  if (!failure_ || failure.when < failure_->when) failure_ = failure;
+}
+
+// A rank that left its world before the first failure, and has not ended yet, may be the cause of it.
+void Run::name_first_failure() {
+  if (!failure_ || result_) return;
+  const bool settled = std::none_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
+    return rank.pid >= 0 && rank.left != 0 && rank.left < failure_->when;
+  });
+  if (!settled && !asked_ && Clock::now() < settle_until_) return;
+  const int code = failure_->code();
   result_ = code;
-  std::string what = "rank " + std::to_string(index);
-  if (!plans_[index].host.empty()) what += " on " + plans_[index].host;
-  what += exited ? " failed with exit code " + std::to_string(code)
-                 : " was ended by signal " + std::to_string(info.si_status) + " (" + strsignal(info.si_status) + ")";
-  if (!plans_[index].host.empty() && code == 255) what += ", which is also what ssh says when it cannot connect";
+  const std::string& host = plans_[failure_->rank].host;
+  std::string what = "rank " + std::to_string(failure_->rank);
+  if (!host.empty()) what += " on " + host;
+  const int status = failure_->how.si_status;
+  what += failure_->exited() ? " failed with exit code " + std::to_string(code)
+                             : " was ended by signal " + std::to_string(status) + " (" + strsignal(status) + ")";
+  if (!host.empty() && code == 255) what += ", which is also what ssh says when it cannot connect";
   if (alive_ > 0 && !asked_) what += "; ending the other ranks";
   say({.what = what});
   if (alive_ > 0 && !asked_) begin_end(SIGTERM);
@@ -439,14 +526,15 @@ void Run::pass_deadlines() {
   if (alive_ == 0) return;
   if (timeout_at_ && now >= *timeout_at_) {
     timeout_at_.reset();
-    if (!result_) {
+    settle_until_ = now;
+    if (!result_ && !failure_) {
       result_ = kTimedOut;
-      std::string late;
+      std::vector<std::int64_t> late;
       for (std::size_t i = 0; i < ranks_.size(); ++i) {
-        if (ranks_[i].pid >= 0) late += (late.empty() ? "" : ",") + std::to_string(i);
+        if (ranks_[i].pid >= 0) late.push_back(static_cast<std::int64_t>(i));
       }
       say({.what = "the ranks did not end in time, ending them",
-           .got = "ranks " + late + " running after " + std::to_string(options_.timeout.count()) + " ms",
+           .got = rank_list(std::move(late)) + " running after " + std::to_string(options_.timeout.count()) + " ms",
            .advice = "a longer --timeout"});
       begin_end(SIGTERM);
     }

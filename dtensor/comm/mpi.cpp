@@ -48,7 +48,7 @@ Group::Group(std::shared_ptr<Engine> engine, std::int64_t rank, std::vector<std:
 }
 
 // `written` and `read` are the buffers as the operation uses them on this rank; each may be undefined.
-CallPtr Group::new_call(const Fingerprint& what, const at::Tensor& written, const at::Tensor& read) {
+CallPtr Group::new_call(const Fingerprint& what, const at::Tensor& written, const at::Tensor& read, Eager eager) {
   auto call = std::make_shared<Call>();
   call->group = shared_from_this();
   call->what = what;
@@ -65,7 +65,7 @@ CallPtr Group::new_call(const Fingerprint& what, const at::Tensor& written, cons
   use(written, call->writes);
   use(read, call->reads);
   if (fingerprint_ && size() > 1 && what.operation != Operation::kSend && what.operation != Operation::kReceive) {
-    append_fingerprint(*call);
+    append_frames(*call, std::move(eager));
   }
   return call;
 }
@@ -75,25 +75,46 @@ WorkPtr Group::issue(const CallPtr& call) {
   return std::make_shared<MpiWork>(engine_, call);
 }
 
-// The sequence number is known when the call is issued: the words are written by a round of no messages.
-void Group::append_fingerprint(Call& call) {
-  constexpr std::int64_t kBytes = Fingerprint::kWords * sizeof(std::uint64_t);
-  char* all = call.new_scratch(kBytes * size());
+// Frames go from everybody to everybody before data moves: always of one size, with the fingerprint and, where they
+// fit, the data themselves. The sequence number is known when the call is issued: a round of no messages writes the
+// frame.
+void Group::append_frames(Call& call, Eager eager) {
+  char* all = call.new_scratch(kFrameBytes * size());
   Round write;
-  write.after = [&call, all, rank = rank()] {
+  write.after = [&call, all, rank = rank(), data = eager.data, bytes = eager.bytes] {
     const auto words = call.what.words();
-    std::memcpy(all + kBytes * rank, words.data(), kBytes);
+    char* frame = all + kFrameBytes * rank;
+    std::memcpy(frame, words.data(), kFingerprintBytes);
+    if (bytes > 0) std::memcpy(frame + kFingerprintBytes, data, static_cast<std::size_t>(bytes));
   };
   call.rounds.push_back(std::move(write));
-  append_all_gather(call.rounds, place(), all, Parts(std::vector<std::int64_t>(size(), kBytes), 1));
-  call.rounds.back().after = [this, &call, all] {
-    std::vector<Fingerprint> sides;
+  append_all_gather(call.rounds, place(), all, Parts(std::vector<std::int64_t>(size(), kFrameBytes), 1));
+  call.rounds.back().after = [this, &call, all, take = std::move(eager.take)] {
+    std::array<std::uint64_t, Fingerprint::kWords> words;
+    InlineVec<Fingerprint, 8> sides;
     for (std::int64_t peer = 0; peer < size(); ++peer) {
-      std::array<std::uint64_t, Fingerprint::kWords> words;
-      std::memcpy(words.data(), all + kBytes * peer, kBytes);
+      std::memcpy(words.data(), all + kFrameBytes * peer, kFingerprintBytes);
       sides.push_back(Fingerprint::from_words(words));
     }
-    if (const auto both = find_divergence(sides, ranks())) fail_diverged(*this, call.what, *both);
+    const std::span<const Fingerprint> seen(sides.begin(), sides.size());
+    if (const auto both = find_divergence(seen, ranks())) return exchange_reports(call, *both, diverging_member(seen));
+    if (take) take(all + kFingerprintBytes);
+  };
+}
+
+// Everybody has seen that the ranks diverged: in place of what was to come they tell each other what they did last.
+void Group::exchange_reports(Call& call, const std::string& both, std::size_t other) {
+  const auto size_of_one = static_cast<std::int64_t>(kReportBytes);
+  char* all = call.new_scratch(size_of_one * size());
+  const std::string mine = divergence_report(*this, call.what);
+  std::memcpy(all + size_of_one * rank(), mine.data(), mine.size());
+  call.rounds.resize(call.next_round);
+  append_all_gather(call.rounds, place(), all, Parts(std::vector<std::int64_t>(size(), size_of_one), 1));
+  call.rounds.back().after = [this, &call, all, both, other] {
+    const auto report = [&](std::size_t member) {
+      return ReportOf::read(ranks()[member], std::string_view(all + kReportBytes * member, kReportBytes));
+    };
+    fail_diverged(*this, call.what, both + explain_divergence(report(0), report(other)));
   };
 }
 
@@ -117,10 +138,17 @@ void Group::append_reduce(Call& call, char* output, char* input, const std::vect
 }
 
 WorkPtr Group::all_reduce(const at::Tensor& buffer, ReduceOp op) {
-  const CallPtr call = new_call(check_all_reduce(*this, buffer, op), buffer, {});
-  if (size() == 1 || buffer.numel() == 0) return issue(call);
+  const Fingerprint what = check_all_reduce(*this, buffer, op);
   char* data = data_of(buffer);
   const auto bytes = static_cast<std::int64_t>(buffer.nbytes());
+  const bool eager = fits_into_frame(bytes);
+  const auto take = [data, op, type = buffer.scalar_type(), count = buffer.numel(), size = size()](const char* frames) {
+    InlineVec<const void*, 8> sides;
+    for (std::int64_t peer = 0; peer < size; ++peer) sides.push_back(frames + kFrameBytes * peer);
+    reduce_parts(op, type, data, sides, count);
+  };
+  const CallPtr call = new_call(what, buffer, {}, eager ? Eager{data, bytes, take} : Eager{});
+  if (size() == 1 || buffer.numel() == 0 || eager) return issue(call);
   if (bytes * size() > kSmallReduce) {
     const std::vector<std::int64_t> counts = even_counts(buffer.numel(), size());
     const Parts parts(counts, buffer.element_size());
@@ -141,9 +169,20 @@ WorkPtr Group::all_reduce(const at::Tensor& buffer, ReduceOp op) {
 }
 
 WorkPtr Group::all_gather(const at::Tensor& output, const at::Tensor& input, const std::vector<std::int64_t>& counts) {
-  const CallPtr call = new_call(check_all_gather(*this, output, input, counts), output, input);
+  const Fingerprint what = check_all_gather(*this, output, input, counts);
   const Parts parts(counts, output.element_size());
   char* base = data_of(output);
+  const bool eager = fits_into_frame(*std::max_element(parts.bytes.begin(), parts.bytes.end()));
+  const auto take = [base, parts](const char* frames) {
+    for (std::size_t peer = 0; peer < parts.bytes.size(); ++peer) {
+      if (parts.bytes[peer] == 0) continue;
+      std::memcpy(base + parts.offsets[peer], frames + kFrameBytes * static_cast<std::int64_t>(peer),
+                  static_cast<std::size_t>(parts.bytes[peer]));
+    }
+  };
+  const CallPtr call =
+      new_call(what, output, input, eager ? Eager{data_of(input), parts.bytes[rank()], take} : Eager{});
+  if (eager) return issue(call);
   append_copy(call->rounds, base + parts.offsets[rank()], data_of(input), parts.bytes[rank()]);
   append_all_gather(call->rounds, place(), base, parts);
   return issue(call);

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "dtensor/comm/mpi_impl.h"
+#include "dtensor/comm/rank_list_impl.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 
@@ -58,10 +59,6 @@ class Backoff {
 
 std::string in_words(const Call& call) { return call.what.to_string(); }
 std::string where(const Call& call) { return std::string(to_string(call.what.operation)); }
-
-std::string rank_list(const std::vector<std::int64_t>& ranks) {
-  return join(ranks, ", ", [](std::int64_t rank) { return "rank " + std::to_string(rank); });
-}
 
 Complaint poisoned(const std::string& group, const std::string& fault) {
   return {.what = group + " is poisoned", .got = "an earlier failure: " + fault, .advice = "a new group"};
@@ -500,7 +497,10 @@ void Engine::begin_ready(Group& group) {
 void Engine::advance(const CallPtr& call) {
   while (!call->ended && call->pending == 0) {
     try {
-      if (call->next_round > 0 && call->rounds[call->next_round - 1].after) call->rounds[call->next_round - 1].after();
+      // It may put other rounds in place of those to come.
+      if (call->next_round > 0) {
+        if (const auto after = std::move(call->rounds[call->next_round - 1].after)) after();
+      }
       if (call->next_round == call->rounds.size()) {
         end(call);
         return;

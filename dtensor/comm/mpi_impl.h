@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,7 @@
 #include "dtensor/comm/communicator.h"
 #include "dtensor/comm/fingerprint.h"
 #include "dtensor/comm/mpi_schedule_impl.h"
+#include "dtensor/core/inline_vec.h"
 
 // Messages carry MPI tags of two parts, `id * kTagSpan + low`. Each rank numbers its own groups and tells the members
 // the number, so that making a group is sending a few words and blocks nobody (MPI_Comm_create_group does, and
@@ -28,6 +30,8 @@ namespace dtensor::mpi_impl {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::int64_t kFingerprintBytes = Fingerprint::kWords * sizeof(std::uint64_t);
+constexpr std::int64_t kFrameBytes = 512;
 constexpr std::int64_t kTagSpan = 1 << 15;  // the least that MPI promises
 
 class Engine;
@@ -71,6 +75,13 @@ struct Deferred {
   Transfer transfer;
 };
 
+// Data that travel with the fingerprint, and what is done with everybody's; frames lie kFrameBytes apart.
+struct Eager {
+  const char* data = nullptr;
+  std::int64_t bytes = 0;
+  std::function<void(const char* frames)> take = {};
+};
+
 class Group final : public Communicator, public std::enable_shared_from_this<Group> {
  public:
   Group(std::shared_ptr<Engine> engine, std::int64_t rank, std::vector<std::int64_t> ranks, const GroupOptions& options,
@@ -95,11 +106,15 @@ class Group final : public Communicator, public std::enable_shared_from_this<Gro
 
   Place place() const { return {rank(), size()}; }
   std::int64_t& waiting(const Call& call) { return call.point_to_point() ? waiting_messages_ : waiting_collectives_; }
-  CallPtr new_call(const Fingerprint& what, const at::Tensor& written, const at::Tensor& read);
+  bool fits_into_frame(std::int64_t bytes) const {
+    return fingerprint_ && size() > 1 && bytes <= kFrameBytes - kFingerprintBytes;
+  }
+  CallPtr new_call(const Fingerprint& what, const at::Tensor& written, const at::Tensor& read, Eager eager = {});
   WorkPtr issue(const CallPtr& call);
   WorkPtr point_to_point(Operation operation, const at::Tensor& buffer, std::int64_t peer, std::int64_t tag);
   void append_reduce(Call& call, char* output, char* input, const std::vector<std::int64_t>& counts);
-  void append_fingerprint(Call& call);
+  void append_frames(Call& call, Eager eager);
+  void exchange_reports(Call& call, const std::string& both, std::size_t other);
 
   // What follows belongs to the engine and is read and written under its lock.
   std::shared_ptr<Engine> engine_;

@@ -20,6 +20,10 @@ struct Rendezvous {
   // leaves word of it there. `attempt` tells restarts apart (TORCHELASTIC_RESTART_COUNT).
   bool agent_store = false;
   std::string attempt = "0";
+  // Both sides prove that they know it; it is never sent. Empty: anyone may join who can reach rank 0, which therefore
+  // listens on a loopback address only, unless `allow_no_secret`.
+  std::string secret = {};
+  bool allow_no_secret = false;
 };
 
 // What became of a rank or a group; everybody is told once, also those who come later.
@@ -35,12 +39,20 @@ struct RendezvousEvent {
   std::string text;
 };
 
+struct RendezvousServerOptions {
+  std::string secret = {};  // as in Rendezvous, and the same on all ranks
+  bool allow_no_secret = false;
+  // A connection that has not joined the world by then is closed.
+  std::chrono::milliseconds hello_time = std::chrono::seconds(5);
+};
+
 // Rank 0's side: a small key-value store over TCP, served by one thread. Nothing that a peer sends is trusted: every
-// length is checked against a limit, and a connection that breaks the rules is closed.
+// length is checked against a limit, and a connection that breaks the rules is closed. Connections that have not joined
+// take no place from a rank: when there are too many of them, the oldest is closed.
 class RendezvousServer {
  public:
   // Listens on the address of `host` and on no other.
-  RendezvousServer(const std::string& host, int port, std::int64_t size);
+  RendezvousServer(const std::string& host, int port, std::int64_t size, const RendezvousServerOptions& options = {});
   ~RendezvousServer();
   RendezvousServer(const RendezvousServer&) = delete;
   RendezvousServer& operator=(const RendezvousServer&) = delete;
@@ -60,7 +72,8 @@ class RendezvousClient {
   using Bytes = std::vector<std::uint8_t>;
   using Listener = std::function<void(const RendezvousEvent&)>;
 
-  // Connects, trying again until the timeout, and waits until all ranks have come; else the error names those missing.
+  // Connects, trying again until the timeout, proves that it knows the secret where there is one and lets rank 0 prove
+  // the same, and waits until all ranks have come; else the error names those missing.
   // `listener` is called on the client's own thread.
   RendezvousClient(const Rendezvous& rendezvous, Listener listener);
   ~RendezvousClient();

@@ -1,3 +1,4 @@
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -6,11 +7,13 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 
 #include "dtensor/comm/rendezvous.h"
 #include "dtensor/comm/rendezvous_impl.h"
+#include "dtensor/comm/secret_impl.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 
@@ -36,6 +39,138 @@ void check(const Rendezvous& rendezvous) {
 
 std::string cut(const std::string& text) { return text.substr(0, kMaxText); }
 
+bool send_exactly(int fd, const Bytes& frame) {
+  std::size_t sent = 0;
+  while (sent < frame.size()) {
+    const auto count = ::send(fd, frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
+    if (count > 0) {
+      sent += static_cast<std::size_t>(count);
+    } else if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// One try to join: connects, says hello, proves and asks for proof.
+class Joining {
+ public:
+  Joining(const Rendezvous& rendezvous, Clock::time_point deadline)
+      : rendezvous_(rendezvous),
+        endpoint_(endpoint(rendezvous.host, rendezvous.port)),
+        deadline_(deadline),
+        socket_(connect_to(rendezvous.host, rendezvous.port, deadline)) {}
+
+  // The connection as a member of the world; nothing when the other side closed it without a reason, as a server does
+  // that has too many strangers, and as one does that is about to end.
+  std::optional<Socket> run() {
+    secrets::Handshake handshake{rendezvous_.rank, rendezvous_.size, secrets::random_digest(), {}};
+    if (!send_exactly(socket_.fd(), Writer(Kind::kHello, 1)
+                                        .number(static_cast<std::int64_t>(kMagic))
+                                        .number(handshake.rank)
+                                        .number(handshake.size)
+                                        .bytes(handshake.client_nonce)
+                                        .finish()) ||
+        !receive()) {
+      return std::nullopt;
+    }
+    const std::string& secret = rendezvous_.secret;
+    if (kind_ == Kind::kOk) {
+      if (secret.empty()) return std::move(socket_);
+      fail_secret("rank 0 at " + endpoint_ + " has no secret, and this rank has one");
+    }
+    if (kind_ != Kind::kChallenge || body_.size() != kNonce) fail_unknown();
+    if (secret.empty())
+      fail_secret("rank 0 at " + endpoint_ + " asks for the secret of its job, and this rank has none");
+    std::copy(body_.begin(), body_.end(), handshake.server_nonce.begin());
+    if (!send_exactly(socket_.fd(),
+                      Writer(Kind::kProof, 2).bytes(prove(secret, secrets::Role::kClient, handshake)).finish()) ||
+        !receive()) {
+      return std::nullopt;
+    }
+    if (kind_ != Kind::kOk) fail_unknown();
+    if (!secrets::equal_in_constant_time(body_, prove(secret, secrets::Role::kServer, handshake))) {
+      fail_secret("what answers at " + endpoint_ + " does not know the secret: it is not rank 0 of this job");
+    }
+    return std::move(socket_);
+  }
+
+ private:
+  // Takes an answer apart: its kind, and its only string where it has one. False when the connection was closed.
+  bool receive() {
+    std::uint8_t head[4];
+    if (!receive_exactly(head, sizeof head)) return false;
+    const std::size_t length = head[0] | head[1] << 8 | head[2] << 16 | std::size_t{head[3]} << 24;
+    if (length < kFrameHead || length > kFrameHead + 4 + kMaxText) fail_unknown();
+    Bytes frame(length);
+    if (!receive_exactly(frame.data(), length)) return false;
+    Reader reader(frame);
+    kind_ = reader.kind();
+    reader.id();
+    body_ = reader.at_end() ? Bytes{} : reader.bytes(kMaxText);
+    if (!reader.good() || !reader.at_end()) fail_unknown();
+    if (kind_ == Kind::kRefused) fail_invalid("rendezvous", {.what = std::string(body_.begin(), body_.end())});
+    return true;
+  }
+
+  bool receive_exactly(std::uint8_t* to, std::size_t count) {
+    while (count > 0) {
+      pollfd entry{socket_.fd(), POLLIN, 0};
+      const int ready = poll(&entry, 1, milliseconds_until(deadline_));
+      if (ready < 0 && errno == EINTR) continue;
+      if (ready <= 0) {
+        fail(ErrorKind::kCommunication, "rendezvous",
+             {.what = "rank 0 does not answer at " + endpoint_, .expected = "an answer within the timeout"});
+      }
+      const auto got = recv(socket_.fd(), to, count, 0);
+      if (got > 0) {
+        to += got;
+        count -= static_cast<std::size_t>(got);
+      } else if (got == 0 || errno != EINTR) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  [[noreturn]] void fail_secret(const std::string& what) const {
+    fail_invalid("rendezvous", {.what = what,
+                                .expected = "the same DTENSOR_SECRET on all ranks",
+                                .advice = "dtensor run, which gives all ranks of a job one secret"});
+  }
+  [[noreturn]] void fail_unknown() const {
+    fail(ErrorKind::kCommunication, "rendezvous",
+         {.what = "what answers at " + endpoint_ + " is not rank 0 of a job",
+          .expected = "a program with the same version of dtensor",
+          .advice = "another MASTER_PORT"});
+  }
+
+  const Rendezvous& rendezvous_;
+  const std::string endpoint_;
+  const Clock::time_point deadline_;
+  Socket socket_;
+  Kind kind_ = Kind::kOk;
+  Bytes body_;
+};
+
+// A connection that was closed without a reason is worth a few more tries: about ten seconds of them.
+Socket join_world(const Rendezvous& rendezvous, Clock::time_point deadline) {
+  constexpr int kTries = 50;
+  auto pause = std::chrono::milliseconds(10);
+  for (int tries = 1;; ++tries) {
+    if (auto socket = Joining(rendezvous, deadline).run()) return std::move(*socket);
+    if (tries == kTries || Clock::now() + pause >= deadline) {
+      fail(ErrorKind::kCommunication, "rendezvous",
+           {.what = "rank 0 closes every connection to " + endpoint(rendezvous.host, rendezvous.port),
+            .got = std::to_string(tries) + " tries",
+            .expected = "rank 0 of this job to listen there",
+            .advice = "another MASTER_PORT, or the same version of dtensor on all ranks"});
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::milliseconds(200));
+  }
+}
+
 }  // namespace
 
 class RendezvousClient::Impl {
@@ -46,7 +181,7 @@ class RendezvousClient::Impl {
         endpoint_(endpoint(rendezvous.host, rendezvous.port)),
         listener_(std::move(listener)) {
     const auto deadline = deadline_after(rendezvous.timeout);
-    socket_ = connect_to(rendezvous.host, rendezvous.port, deadline);
+    socket_ = join_world(rendezvous, deadline);
     local_ = rendezvous::local_address(socket_.fd());
     thread_ = std::thread([this] { listen(); });
     try {
@@ -100,21 +235,23 @@ class RendezvousClient::Impl {
 
  private:
   void meet(std::int64_t size, Clock::time_point deadline) {
-    ask(Kind::kHello, std::chrono::milliseconds(milliseconds_until(deadline)),
-        [&](Writer& writer) { writer.number(static_cast<std::int64_t>(kMagic)).number(rank_).number(size); });
     const auto left = std::chrono::milliseconds(milliseconds_until(deadline));
     const Bytes answer = ask(Kind::kJoin, left, [&](Writer& writer) { writer.number(left.count()).number(0); });
     Reader reader(answer);
     if (reader.kind() == Kind::kOk) return;
     reader.id();
-    std::vector<std::string> missing;
-    for (std::int64_t count = reader.number(); count > 0 && reader.good(); --count)
-      missing.push_back(reader.text(kMaxKey));
+    const std::int64_t count = reader.number();
+    const std::string missing = reader.text(kMaxText);
+    const std::int64_t unproven = reader.number();
+    std::string got = std::to_string(size - count) + " of " + std::to_string(size) + " ranks within " +
+                      std::to_string(timeout_.count()) + " ms";
+    if (unproven > 0) {
+      got += ", and " + std::to_string(unproven) + (unproven == 1 ? " connection" : " connections") +
+             " without a proof of the job's secret";
+    }
     fail(ErrorKind::kCommunication, "rendezvous",
-         {.what = std::string(missing.size() == 1 ? "rank " : "ranks ") +
-                  join(missing, ", ", [](const std::string& rank) { return rank; }) + " never came to " + endpoint_,
-          .got = std::to_string(size - static_cast<std::int64_t>(missing.size())) + " of " + std::to_string(size) +
-                 " ranks within " + std::to_string(timeout_.count()) + " ms",
+         {.what = missing + " never came to " + endpoint_,
+          .got = std::move(got),
           .advice = "checking that every rank was started with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"});
   }
 
@@ -125,16 +262,8 @@ class RendezvousClient::Impl {
 
   void send_all(const Bytes& frame) {
     const std::lock_guard lock(sending_);
-    std::size_t sent = 0;
-    while (sent < frame.size()) {
-      const auto count = ::send(socket_.fd(), frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
-      if (count > 0) {
-        sent += static_cast<std::size_t>(count);
-      } else if (errno != EINTR) {
-        shutdown(socket_.fd(), SHUT_RDWR);  // half a frame makes the rest unreadable; the listening thread sees it
-        return;
-      }
-    }
+    // Half a frame makes the rest unreadable; the listening thread sees it.
+    if (!send_exactly(socket_.fd(), frame)) shutdown(socket_.fd(), SHUT_RDWR);
   }
 
   bool receive_exactly(std::uint8_t* to, std::size_t count) {
@@ -225,6 +354,7 @@ class RendezvousClient::Impl {
 
 RendezvousClient::RendezvousClient(const Rendezvous& rendezvous, Listener listener) {
   dtensor::check(rendezvous);
+  secrets::check_secret("rendezvous", "the secret", rendezvous.secret);
   impl_ = std::make_unique<Impl>(rendezvous, std::move(listener));
 }
 RendezvousClient::~RendezvousClient() = default;

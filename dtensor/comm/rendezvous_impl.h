@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 // A message is a frame: u32 length of what follows, u8 kind, u64 id (of the request, also in its reply), a body of
 // integers (8 bytes, little endian) and strings (u32 length, bytes).
-constexpr std::uint64_t kMagic = 0x64'74'65'6e'73'6f'72'31;  // "dtensor1": protocol and version
+constexpr std::uint64_t kMagic = 0x64'74'65'6e'73'6f'72'32;  // "dtensor2": protocol and version
 constexpr std::size_t kFrameHead = 9;                        // kind and id
 constexpr std::size_t kMaxFrame = 16u << 20;
 constexpr std::size_t kMaxFirstFrame = 256;  // before a connection has said who it is
@@ -24,9 +24,15 @@ constexpr std::size_t kMaxKey = 64u << 10;
 constexpr std::size_t kMaxKeys = 1u << 20;  // that the store holds
 constexpr std::size_t kMaxBacklog = 64u << 20;
 constexpr std::int64_t kMaxRanks = 1 << 20;
-constexpr std::size_t kMaxText = 4096;  // of an error that is told around
-constexpr auto kHelloTime = std::chrono::seconds(5);
+constexpr std::size_t kMaxText = 4096;      // of an error that is told around
+constexpr std::size_t kNonce = 32;          // bytes, also of a proof
+constexpr std::size_t kMoreStrangers = 64;  // connections that have not joined, beyond one per rank
 
+// How a connection joins. Without a secret: kHello, kOk. With one:
+//   client -> server  kHello      magic, rank, size, the client's nonce
+//   server -> client  kChallenge  the server's nonce
+//   client -> server  kProof      prove(secret, client, …)
+//   server -> client  kOk         prove(secret, server, …), or kRefused
 enum class Kind : std::uint8_t {
   // requests
   kHello = 1,
@@ -41,10 +47,12 @@ enum class Kind : std::uint8_t {
   kWait,
   kLeave,
   kFailure,
+  kProof,
   // replies
   kOk = 64,
   kRefused,  // text: your fault
   kLate,     // a wait ran out of time; the strings say what is missing
+  kChallenge,
   // not asked for
   kEvent = 128,
 };
@@ -108,6 +116,10 @@ struct Listening {
   int port = 0;
 };
 
+// Does every address of `host` belong to this machine's loopback? False too when the host is not known.
+bool is_loopback(const std::string& host);
+// An error unless a job without a secret meets at a loopback address. All ranks can check that alike.
+void check_reachable(const std::string& host, const std::string& secret, bool allow_no_secret);
 // Listens on the first address of `host` that is this machine's. Non-blocking.
 Listening listen_on(const std::string& host, int port);
 // Tries all addresses of `host`, again and again, until the deadline. Blocking.

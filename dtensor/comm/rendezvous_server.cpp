@@ -10,12 +10,15 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <unordered_map>
 
+#include "dtensor/comm/rank_list_impl.h"
 #include "dtensor/comm/rendezvous.h"
 #include "dtensor/comm/rendezvous_impl.h"
+#include "dtensor/comm/secret_impl.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 
@@ -28,8 +31,9 @@ struct Connection {
   Socket socket;
   Bytes in;
   Bytes out;
-  std::size_t sent = 0;  // of out
-  std::int64_t rank = -1;
+  std::size_t sent = 0;                              // of out
+  std::int64_t rank = -1;                            // -1: it has not joined
+  std::optional<secrets::Handshake> challenge = {};  // it has said hello and must prove that it knows the secret
   bool left = false;
   bool closing = false;  // answer what is in `out`, then close
   bool dead = false;
@@ -49,7 +53,8 @@ struct Waiter {
 
 class RendezvousServer::Impl {
  public:
-  Impl(const std::string& host, int port, std::int64_t size) : size_(size) {
+  Impl(const std::string& host, int port, std::int64_t size, const RendezvousServerOptions& options)
+      : size_(size), options_(options) {
     auto [socket, bound] = listen_on(host, port);
     listener_ = std::move(socket);
     port_ = bound;
@@ -98,7 +103,8 @@ class RendezvousServer::Impl {
   }
 
   void poll_once(Clock::time_point until) {
-    std::vector<pollfd> entries = {{wake_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
+    const bool accepting = Clock::now() >= accept_again_;
+    std::vector<pollfd> entries = {{wake_.fd(), POLLIN, 0}, {accepting ? listener_.fd() : -1, POLLIN, 0}};
     std::vector<Connection*> order;
     for (Connection& connection : connections_) {
       if (connection.dead) continue;
@@ -116,11 +122,13 @@ class RendezvousServer::Impl {
   }
 
   Clock::time_point next_deadline() const {
-    auto next = Clock::now() + std::chrono::hours(1);
+    const auto now = Clock::now();
+    auto next = now + std::chrono::hours(1);
+    if (accept_again_ > now) next = accept_again_;
     for (const Waiter& waiter : waiters_) next = std::min(next, waiter.deadline);
     for (const Connection& connection : connections_) {
-      if (connection.rank < 0) next = std::min(next, connection.since + kHelloTime);
-      if (connection.dead) next = Clock::now();
+      if (connection.rank < 0) next = std::min(next, connection.since + options_.hello_time);
+      if (connection.dead) next = now;
     }
     return next;
   }
@@ -128,12 +136,43 @@ class RendezvousServer::Impl {
   void accept_new() {
     while (true) {
       Socket socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!socket) return;
-      // More than the world needs, so that a stranger cannot use up the descriptors.
-      if (static_cast<std::int64_t>(connections_.size()) >= size_ + 64) continue;
+      if (!socket) {
+        // No descriptor is left. The connection stays in the queue of the system and is looked at again.
+        if ((errno == EMFILE || errno == ENFILE) && !close_stranger()) {
+          accept_again_ = Clock::now() + std::chrono::milliseconds(100);
+        }
+        return;
+      }
       tune(socket.fd());
       connections_.emplace_back().socket = std::move(socket);
+      // They must not use up the descriptors.
+      const std::size_t most = static_cast<std::size_t>(size_) + kMoreStrangers;
+      if (connections_.size() > most && count_strangers() > most) close_stranger();
     }
+  }
+
+  std::size_t count_strangers() const {
+    return static_cast<std::size_t>(std::count_if(connections_.begin(), connections_.end(),
+                                                  [](const Connection& c) { return c.rank < 0 && !c.dead; }));
+  }
+
+  // Closes the oldest connection that said nothing yet, else the oldest that has not joined; false when there is none.
+  bool close_stranger() {
+    Connection* oldest = nullptr;
+    for (Connection& connection : connections_) {
+      if (connection.rank >= 0 || connection.dead) continue;
+      if (!connection.challenge) receive(connection);  // it may have spoken while others were accepted
+      if (connection.rank >= 0 || connection.dead) continue;
+      if (!oldest) oldest = &connection;
+      if (!connection.challenge && !connection.closing) {
+        oldest = &connection;
+        break;
+      }
+    }
+    if (!oldest) return false;
+    oldest->dead = true;
+    oldest->socket.reset();
+    return true;
   }
 
   void receive(Connection& connection) {
@@ -173,10 +212,13 @@ class RendezvousServer::Impl {
     Reader reader(frame);
     const Kind kind = reader.kind();
     const std::uint64_t id = reader.id();
-    const bool known = connection.rank >= 0;
     bool fine = false;
-    if (known == (kind != Kind::kHello)) {
-      fine = kind == Kind::kHello ? hello(connection, id, reader) : request(connection, kind, id, reader);
+    if (connection.rank >= 0) {
+      fine = request(connection, kind, id, reader);
+    } else if (connection.challenge) {
+      fine = kind == Kind::kProof && proof(connection, id, reader);
+    } else {
+      fine = kind == Kind::kHello && hello(connection, id, reader);
     }
     if (!fine) connection.dead = true;  // it does not speak our language
   }
@@ -185,7 +227,41 @@ class RendezvousServer::Impl {
     const auto magic = static_cast<std::uint64_t>(reader.number());
     const std::int64_t rank = reader.number();
     const std::int64_t size = reader.number();
-    if (!reader.good() || !reader.at_end() || magic != kMagic) return false;
+    if (!reader.good() || magic >> 8 != kMagic >> 8) return false;
+    if (magic != kMagic) {  // only the version differs
+      return refuse(connection, id, "rank " + std::to_string(rank) + " runs another version of dtensor than rank 0");
+    }
+    secrets::Handshake handshake{rank, size, {}, {}};
+    const Bytes nonce = reader.bytes(kNonce);
+    if (!reader.good() || !reader.at_end() || nonce.size() != kNonce) return false;
+    if (options_.secret.empty()) return join(connection, id, rank, size, Writer(Kind::kOk, id));
+    std::copy(nonce.begin(), nonce.end(), handshake.client_nonce.begin());
+    handshake.server_nonce = secrets::random_digest();
+    connection.challenge = handshake;
+    return reply(connection, Writer(Kind::kChallenge, id).bytes(handshake.server_nonce));
+  }
+
+  bool proof(Connection& connection, std::uint64_t id, Reader& reader) {
+    const Bytes given = reader.bytes(kNonce);
+    if (!reader.good() || !reader.at_end()) return false;
+    const secrets::Handshake handshake = *connection.challenge;
+    if (!secrets::equal_in_constant_time(given, secrets::prove(options_.secret, secrets::Role::kClient, handshake))) {
+      return refuse(connection, id,
+                    "rank " + std::to_string(handshake.rank) +
+                        " does not know the secret of this job: DTENSOR_SECRET is not the one of rank 0");
+    }
+    connection.challenge.reset();
+    return join(connection, id, handshake.rank, handshake.size,
+                Writer(Kind::kOk, id).bytes(secrets::prove(options_.secret, secrets::Role::kServer, handshake)));
+  }
+
+  bool refuse(Connection& connection, std::uint64_t id, const std::string& why) {
+    connection.closing = true;
+    return reply(connection, Writer(Kind::kRefused, id).text(why));
+  }
+
+  // The connection may be a rank's, if such a rank is missing.
+  bool join(Connection& connection, std::uint64_t id, std::int64_t rank, std::int64_t size, Writer welcome) {
     std::string refusal;
     if (size != size_) {
       refusal = "rank " + std::to_string(rank) + " says that the world has " + std::to_string(size) +
@@ -195,14 +271,10 @@ class RendezvousServer::Impl {
     } else if (came_.count(rank) != 0) {
       refusal = "rank " + std::to_string(rank) + " has already come: two processes were given the same rank";
     }
-    if (!refusal.empty()) {
-      send(connection, Writer(Kind::kRefused, id).text(refusal));
-      connection.closing = true;
-      return true;
-    }
+    if (!refusal.empty()) return refuse(connection, id, refusal);
     connection.rank = rank;
     came_.insert(rank);
-    send(connection, Writer(Kind::kOk, id));
+    send(connection, std::move(welcome));
     for (const RendezvousEvent& event : events_) send_event(connection, event);
     if (static_cast<std::int64_t>(came_.size()) == size_) wake_waiters();
     return true;
@@ -302,15 +374,20 @@ class RendezvousServer::Impl {
 
   std::vector<std::string> missing(const Waiter& waiter) const {
     std::vector<std::string> result;
-    if (waiter.kind == Kind::kJoin) {
-      for (std::int64_t rank = 0; rank < size_; ++rank) {
-        if (came_.count(rank) == 0) result.push_back(std::to_string(rank));
-      }
-    }
     for (const std::string& key : waiter.keys) {
       if (values_.count(key) == 0) result.push_back(key);
     }
     return result;
+  }
+
+  // The ranks that did not come, in few words, and what else may help to understand why.
+  Writer late_to_join(std::uint64_t id) const {
+    std::vector<std::int64_t> ranks;
+    for (std::int64_t rank = 0; rank < size_; ++rank) {
+      if (came_.count(rank) == 0) ranks.push_back(rank);
+    }
+    const auto count = static_cast<std::int64_t>(ranks.size());
+    return Writer(Kind::kLate, id).number(count).text(rank_list(std::move(ranks))).number(unproven_);
   }
 
   bool answered(const Waiter& waiter) {
@@ -336,6 +413,10 @@ class RendezvousServer::Impl {
     });
     std::erase_if(waiters_, [&](const Waiter& waiter) {
       if (waiter.deadline > now && !(over && waiter.kind == Kind::kJoin)) return false;
+      if (waiter.kind == Kind::kJoin) {
+        send(*waiter.from, late_to_join(waiter.id));
+        return true;
+      }
       const auto late = missing(waiter);
       Writer answer(Kind::kLate, waiter.id);
       answer.number(static_cast<std::int64_t>(late.size()));
@@ -344,7 +425,7 @@ class RendezvousServer::Impl {
       return true;
     });
     for (Connection& connection : connections_) {
-      if (connection.rank < 0 && connection.since + kHelloTime <= now) connection.dead = true;
+      if (connection.rank < 0 && connection.since + options_.hello_time <= now) connection.dead = true;
     }
   }
 
@@ -407,6 +488,7 @@ class RendezvousServer::Impl {
   bool sweep(Connection& connection) {
     if (connection.closing && connection.sent == connection.out.size()) connection.dead = true;
     if (!connection.dead) return false;
+    if (connection.challenge) ++unproven_;
     std::erase_if(waiters_, [&](const Waiter& waiter) { return waiter.from == &connection; });
     if (connection.rank >= 0 && !connection.left) {
       announce({RendezvousEvent::Kind::kLost, connection.rank, "", ""});
@@ -423,6 +505,7 @@ class RendezvousServer::Impl {
   }
 
   const std::int64_t size_;
+  const RendezvousServerOptions options_;
   int port_ = 0;
   Socket listener_;
   Socket wake_;
@@ -434,6 +517,8 @@ class RendezvousServer::Impl {
   std::set<std::int64_t> came_;
   std::set<std::string> failed_;
   std::vector<RendezvousEvent> events_;
+  std::int64_t unproven_ = 0;  // connections that said hello and did not prove that they know the secret
+  Clock::time_point accept_again_ = Clock::now();
 
   std::mutex mutex_;
   std::condition_variable alone_;
@@ -442,13 +527,16 @@ class RendezvousServer::Impl {
   std::thread thread_;
 };
 
-RendezvousServer::RendezvousServer(const std::string& host, int port, std::int64_t size) {
+RendezvousServer::RendezvousServer(const std::string& host, int port, std::int64_t size,
+                                   const RendezvousServerOptions& options) {
   if (size < 1 || size > rendezvous::kMaxRanks) {
     fail_invalid("rendezvous", {.what = "a world has ranks",
                                 .got = std::to_string(size),
                                 .expected = "1 to " + std::to_string(rendezvous::kMaxRanks)});
   }
-  impl_ = std::make_unique<Impl>(host, port, size);
+  secrets::check_secret("rendezvous", "the secret", options.secret);
+  check_reachable(host, options.secret, options.allow_no_secret);
+  impl_ = std::make_unique<Impl>(host, port, size, options);
 }
 RendezvousServer::~RendezvousServer() = default;
 int RendezvousServer::port() const noexcept { return impl_->port(); }

@@ -166,6 +166,32 @@ void tune(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
 }
 
+bool is_loopback(const std::string& host) {
+  try {
+    const auto addresses = resolve(host, 0);
+    return !addresses.empty() && std::all_of(addresses.begin(), addresses.end(), [](const auto& entry) {
+      const sockaddr_storage& address = entry.first;
+      if (address.ss_family == AF_INET) {
+        return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+      }
+      const in6_addr& wide = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+      return IN6_IS_ADDR_LOOPBACK(&wide) || (IN6_IS_ADDR_V4MAPPED(&wide) && wide.s6_addr[12] == IN_LOOPBACKNET);
+    });
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void check_reachable(const std::string& host, const std::string& secret, bool allow_no_secret) {
+  if (!secret.empty() || allow_no_secret || is_loopback(host)) return;
+  fail_invalid("rendezvous",
+               {.what = "a job without a secret may only listen on a loopback address",
+                .got = "MASTER_ADDR " + dtensor::in_quotes(host) + " and no DTENSOR_SECRET",
+                .expected = "127.0.0.1, or the same DTENSOR_SECRET on all ranks",
+                .advice = "dtensor run, which makes a secret; or export DTENSOR_SECRET=$(openssl rand -hex 32) before "
+                          "the ranks start; or DTENSOR_ALLOW_NO_SECRET=1 where nobody else can reach the address"});
+}
+
 Listening listen_on(const std::string& host, int port) {
   std::string reason = "it has no address";
   for (const auto& [address, length] : resolve(host, port)) {

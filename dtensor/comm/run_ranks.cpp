@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "dtensor/comm/rank_generator_impl.h"
 #include "dtensor/comm/threads.h"
 #include "dtensor/comm/world.h"
 #include "dtensor/core/error.h"
@@ -37,6 +38,7 @@ void run_one(const TransportPtr& transport, const std::function<void(World&)>& b
     World world(transport, options);
     try {
       body(world);
+      world.leave();
     } catch (const std::exception& error) {
       first.note(std::current_exception());
       world.leave(error.what());
@@ -69,6 +71,7 @@ void run_ranks(std::int64_t n, const std::function<void(World&)>& body, const Wo
       threads.emplace_back([&] {
         const at::ThreadLocalStateGuard guard(state);
         at::set_num_threads(threads_each);
+        const RankGenerator generator;
         run_one(transport, body, options, first);
       });
     }

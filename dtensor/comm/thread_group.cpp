@@ -20,7 +20,8 @@ ThreadGroup::ThreadGroup(std::string label, std::vector<std::int64_t> ranks, boo
       lane_(ranks_.size()),
       last_(ranks_.size()),
       last_after_(ranks_.size()),
-      left_(ranks_.size()) {}
+      left_(ranks_.size()),
+      histories_(ranks_.size()) {}
 
 Issued ThreadGroup::post(std::int64_t member, Post post) {
   const auto index = static_cast<std::size_t>(member);
@@ -185,6 +186,7 @@ void ThreadGroup::add_post(ThreadOperation& operation, std::size_t participant, 
   post.here = true;
   operation.posts[participant] = std::move(post);
   if (--operation.missing > 0) return;
+  check_balance(operation);
   end_what_is_behind(operation);
   operation.moves =
       operation.pair ? Moves::of_pair(operation.posts[0], operation.posts[1]) : Moves::of(operation.posts);
@@ -291,6 +293,18 @@ void ThreadGroup::wait(const Issued& issued, std::chrono::milliseconds timeout) 
   }
 }
 
+bool ThreadGroup::has_failed(const Issued& issued) const {
+  if (poisoned_.load(std::memory_order_acquire)) return true;
+  const std::uint64_t sequence = issued.mine.sequence;
+  return !issued.operation && lane_.is_here(issued.member, sequence) && lane_.all_published(sequence) &&
+         !lane_.all_agree(sequence);
+}
+
+void ThreadGroup::watch_history(std::int64_t member, std::shared_ptr<const History> history) {
+  const BriefLock lock(mutex_);
+  histories_[static_cast<std::size_t>(member)] = std::move(history);
+}
+
 void ThreadGroup::leave(std::int64_t rank, const std::string& why) {
   const BriefLock lock(mutex_);
   const auto member = std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin();
@@ -315,6 +329,7 @@ void ThreadGroup::check_alive(Operation mine) const {
 
 void ThreadGroup::poison(Operation mine, const Complaint& complaint) {
   poison_ = format_complaint(to_string(mine), complaint);
+  poisoned_.store(true, std::memory_order_release);
   slow_from(kAlways);
   notify_everybody();
   throw Error(ErrorKind::kCommunication, poison_);
@@ -333,7 +348,8 @@ void ThreadGroup::check_agreement(const ThreadOperation& operation, std::size_t 
     poison(post.fingerprint.operation,
            {.what = "the ranks of " + label_ + " diverged",
             .got = rank_name(operation.member(other)) + ": " + first_side + ", " +
-                   rank_name(operation.member(participant)) + ": " + other_side,
+                   rank_name(operation.member(participant)) + ": " + other_side +
+                   explain_divergence(report_of(operation, other), report_of(operation, participant, &post)),
             .expected = operation.pair ? "the same elements on both sides" : "the same call on every rank"});
   }
   if (post.fingerprint.operation != Operation::kAllToAll) return;
@@ -351,6 +367,30 @@ void ThreadGroup::check_agreement(const ThreadOperation& operation, std::size_t 
     compare(participant, peer, post.send_counts[peer], their_post.recv_counts[participant]);
     compare(peer, participant, their_post.send_counts[participant], post.recv_counts[peer]);
   }
+}
+
+ReportOf ThreadGroup::report_of(const ThreadOperation& operation, std::size_t participant, const Post* post) const {
+  const std::int64_t member = operation.member(participant);
+  const Fingerprint& what = post ? post->fingerprint : operation.posts[participant].fingerprint;
+  const History* history = histories_[static_cast<std::size_t>(member)].get();
+  return {.rank = ranks_[static_cast<std::size_t>(member)],
+          .cause = what.cause ? *what.cause : std::string(),
+          .made = what.made,
+          .steps = history ? history->steps() : std::vector<History::Step>()};
+}
+
+// All have posted: what must add up to nothing.
+void ThreadGroup::check_balance(const ThreadOperation& operation) {
+  std::uint64_t balance = 0;
+  for (const Post& post : operation.posts) balance += post.fingerprint.balance;
+  if (operation.pair || balance == 0) return;
+  std::vector<Fingerprint> all;
+  for (const Post& post : operation.posts) all.push_back(post.fingerprint);
+  const auto sides = find_divergence(all, ranks_);
+  if (!sides) return;
+  poison(all[0].operation, {.what = "the ranks of " + label_ + " diverged",
+                            .got = *sides + explain_divergence(report_of(operation, 0), report_of(operation, 1)),
+                            .expected = "the same call on every rank"});
 }
 
 void ThreadGroup::check_nobody_left(const ThreadOperation& operation, const Fingerprint& mine) {

@@ -69,6 +69,11 @@ class ThreadGroup {
   // Does what can be done of the operation without blocking; is it done?
   bool help(const Issued& issued);
   void wait(const Issued& issued, std::chrono::milliseconds timeout);
+  // Would wait() throw at once?
+  bool has_failed(const Issued& issued) const;
+
+  // What a member did last, for errors.
+  void watch_history(std::int64_t member, std::shared_ptr<const History> history);
 
   // The member with this world rank will issue nothing more.
   void leave(std::int64_t rank, const std::string& why);
@@ -111,9 +116,11 @@ class ThreadGroup {
   void notify_everybody();
   std::string rank_name(std::int64_t member) const { return "rank " + std::to_string(ranks_[std::size_t(member)]); }
   std::string what_is_missing(const ThreadOperation& operation) const;
+  ReportOf report_of(const ThreadOperation& operation, std::size_t participant, const Post* post = nullptr) const;
   void check_alive(Operation mine) const;
   // These poison the group and throw.
   void check_agreement(const ThreadOperation& operation, std::size_t participant, const Post& post);
+  void check_balance(const ThreadOperation& operation);
   void check_nobody_left(const ThreadOperation& operation, const Fingerprint& mine);
   [[noreturn]] void fail_timeout(const ThreadOperation& operation, const Fingerprint& mine,
                                  std::chrono::milliseconds timeout);
@@ -137,6 +144,8 @@ class ThreadGroup {
   std::map<Channel, std::deque<ThreadOperationPtr>> unmatched_;
   std::vector<std::optional<std::string>> left_;
   std::string poison_;
+  std::atomic<bool> poisoned_{false};
+  std::vector<std::shared_ptr<const History>> histories_;
 };
 
 }  // namespace dtensor

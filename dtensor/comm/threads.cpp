@@ -82,7 +82,7 @@ class ThreadWork : public Work {
       : group_(std::move(group)), issued_(std::move(issued)), timeout_(timeout) {}
 
   void wait() override { group_->wait(issued_, timeout_); }
-  bool done() override { return group_->help(issued_); }
+  bool done() override { return group_->help(issued_) || group_->has_failed(issued_); }
 
  private:
   std::shared_ptr<ThreadGroup> group_;
@@ -133,6 +133,10 @@ class ThreadCommunicator : public Communicator {
   }
   WorkPtr barrier() override { return issue({}); }
   bool shares_memory() const noexcept override { return true; }
+  void watch_history(std::shared_ptr<const History> history) override {
+    group_->watch_history(rank(), history);
+    Communicator::watch_history(std::move(history));
+  }
 
  private:
   WorkPtr issue(Post post) {

@@ -3,16 +3,24 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <iostream>
 #include <mutex>
 #include <numeric>
+#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "dtensor/comm/c10d.h"
 #include "dtensor/comm/fingerprint.h"
+#include "dtensor/comm/launch_report_impl.h"
 #include "dtensor/comm/mpi.h"
+#include "dtensor/comm/rank_list_impl.h"
+#include "dtensor/comm/rendezvous_impl.h"
 #include "dtensor/comm/threads.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
@@ -25,6 +33,49 @@ using Ranks = std::vector<std::int64_t>;
 std::string default_backend(const LaunchEnvironment& environment) {
   if (environment.launcher == Launcher::kOpenMpi && mpi_was_built()) return "mpi";
   return environment.size == 1 ? "threads" : "gloo";
+}
+
+// torchrun and srun name rank 0's host by themselves: a job of theirs on several hosts works without a secret, with a
+// warning. It comes from rank 0, which listens, and once.
+bool asks_for_remote(const LaunchEnvironment& environment) {
+  const bool counts = environment.launcher == Launcher::kSlurm || environment.torchelastic;
+  if (!counts || environment.size == 1 || !environment.secret.empty() || environment.allow_no_secret) return false;
+  if (environment.rank == 0 && !rendezvous::is_loopback(environment.master_address)) {
+    TORCH_WARN_ONCE("dtensor: this job has no secret, so anyone who can reach ", environment.master_address,
+                    " may join it; try export DTENSOR_SECRET=$(openssl rand -hex 32) before the ranks start, or "
+                    "DTENSOR_ALLOW_NO_SECRET=1 where nobody else can reach that address");
+  }
+  return true;
+}
+
+// Was this process started by an MPI launcher? Open MPI's mpirun, PMIx (srun, prun), PMI (srun, Hydra).
+bool started_by_mpi() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_ID"}) {
+    const char* value = std::getenv(name);
+    if (value != nullptr && *value != '\0') return true;
+  }
+  return false;
+}
+
+// Outside mpirun MPI makes every process a world of one.
+TransportPtr join_mpi(const LaunchEnvironment& environment, std::chrono::milliseconds timeout) {
+  const auto refuse = [&](const std::string& got) {
+    fail_invalid("World", {.what = "the backend mpi joins processes that mpirun started",
+                           .got = got,
+                           .expected = "mpirun, also for one rank",
+                           .advice = "mpirun -n " + std::to_string(environment.size) +
+                                     " program, or another backend (DTENSOR_BACKEND)"});
+  };
+  if (mpi_was_built() && !started_by_mpi()) {
+    refuse(environment.size == 1 ? "a process that was started without it"
+                                 : "rank " + std::to_string(environment.rank) + " of " +
+                                       std::to_string(environment.size) + ", started by something else");
+  }
+  auto transport = make_mpi_transport(timeout);
+  if (transport->size() == 1 && environment.size > 1) {
+    refuse("an MPI world of one rank, and " + std::to_string(environment.size) + " ranks in the environment");
+  }
+  return transport;
 }
 
 Rendezvous rendezvous_of(const LaunchEnvironment& environment, std::chrono::milliseconds timeout) {
@@ -45,7 +96,9 @@ Rendezvous rendezvous_of(const LaunchEnvironment& environment, std::chrono::mill
           .size = environment.size,
           .timeout = timeout,
           .agent_store = environment.agent_store,
-          .attempt = environment.attempt};
+          .attempt = environment.attempt,
+          .secret = environment.secret,
+          .allow_no_secret = environment.allow_no_secret || asks_for_remote(environment)};
 }
 
 // Ranks of one host take its GPUs in turn; a program that wants another sets it after World::from_env.
@@ -58,7 +111,7 @@ void choose_gpu(std::int64_t local_rank) {
 TransportPtr make_transport(const std::string& backend, const LaunchEnvironment& environment,
                             std::chrono::milliseconds timeout) {
   check_backend_name("World", backend);
-  if (backend == "mpi") return make_mpi_transport(timeout);
+  if (backend == "mpi") return join_mpi(environment, timeout);
   if (backend != "threads") return make_c10d_transport(rendezvous_of(environment, timeout), backend);
   if (environment.size > 1) {
     fail_invalid("World", {.what = "processes cannot be joined by threads",
@@ -75,6 +128,7 @@ class World::Impl : public RankContext {
  public:
   Impl(TransportPtr transport, std::int64_t rank, std::int64_t size, const WorldOptions& options)
       : rank_(rank), size_(size), options_(options), exceptions_(std::uncaught_exceptions()) {
+    check_environment_level();
     if (transport) {
       backend_ = transport->backend();
       transports_[backend_] = std::move(transport);
@@ -86,6 +140,13 @@ class World::Impl : public RankContext {
   void end() noexcept {
     try {
       leave(std::uncaught_exceptions() > exceptions_ ? "an exception ended it" : "");
+    } catch (const Error& error) {
+      if (std::string_view(error.what()).find("diverged") == std::string_view::npos) return;
+      // Found at the very end, where nothing can be thrown any more: the program must not seem to have succeeded.
+      std::cout.flush();
+      std::fprintf(stderr, "%s\n", error.what());
+      std::fflush(nullptr);
+      std::_Exit(EXIT_FAILURE);
     } catch (const std::exception&) {
       // The others will notice by themselves.
     }
@@ -120,6 +181,7 @@ class World::Impl : public RankContext {
       fail_invalid("World::use_group", {.what = "these ranks have a group", .got = group->describe()});
     }
     group->watch_random(part<RandomSource>().progress());
+    group->watch_history(provenance().shared_history());
   }
 
   void set_options(const Ranks& ranks, const MeshDimOptions& wanted) {
@@ -127,7 +189,7 @@ class World::Impl : public RankContext {
     const MeshDimOptions& known = wanted_.try_emplace(ranks, wanted).first->second;
     if (known.backend != wanted.backend || known.timeout != wanted.timeout) {
       fail_invalid("World::set_options", {.what = "the group of these ranks was given other options",
-                                          .got = "{" + join_numbers(ranks) + "}",
+                                          .got = member_list(ranks),
                                           .expected = "the same options for every mesh that shares the group"});
     }
   }
@@ -150,13 +212,51 @@ class World::Impl : public RankContext {
     add_transport(make_transport(backend, environment, options_.timeout));
   }
 
+  // An error where replicas were written differently, and no collective has noticed.
   void leave(const std::string& why) {
-    const std::lock_guard lock(mutex_);
-    if (std::exchange(left_, true)) return;
-    for (const auto& [backend, transport] : transports_) transport->leave(why);
+    std::string diverged;
+    if (why.empty()) diverged = compare_replicas();
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::exchange(left_, true)) return;
+      // Before the others learn of it: what they do then is a consequence.
+      if (backend_ != "threads") launch_impl::report_world(launch_impl::now_in_nanoseconds());
+      for (const auto& [backend, transport] : transports_) transport->leave(diverged.empty() ? why : diverged);
+    }
+    if (!diverged.empty()) throw Error(ErrorKind::kCommunication, diverged);
   }
 
  private:
+  // Of every mesh with replicated parameters that this rank wrote, with the others that do the same: the text of a
+  // disagreement, or nothing. A rank that does not come within a few seconds is not waited for.
+  std::string compare_replicas() {
+    if (size_ == 1 || check_level() == CheckLevel::kOff || backend_.empty() || backend_ == "nccl") return {};
+    {
+      const std::lock_guard lock(mutex_);
+      if (left_) return {};
+    }
+    static const std::string* const cause = new std::string("the last look at replicated parameters");
+    for (const auto& [ranks, written] : provenance().replicas_written()) {
+      if (ranks.size() < 2) continue;
+      try {
+        const CommTagGuard tagged({mix(written, 1), cause, 0, 0});
+        const WorkPtr work = group_of(ranks, "mesh")->all_reduce(at::full({1}, 0, at::kLong), ReduceOp::kSum);
+        const auto patience = std::chrono::steady_clock::now() +
+                              std::min<std::chrono::milliseconds>(options_.timeout, std::chrono::seconds(5));
+        while (!work->done() && std::chrono::steady_clock::now() < patience) {
+          std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+        if (work->done()) work->wait();
+      } catch (const Error& error) {
+        if (std::string_view(error.what()).find("diverged") != std::string_view::npos) return error.what();
+        return {};
+      } catch (const std::exception&) {
+        return {};
+      }
+    }
+    return {};
+  }
+
   using Key = std::tuple<Ranks, std::string, std::chrono::milliseconds>;  // with the backend and the timeout
 
   CommunicatorPtr find_or_make(const Ranks& ranks, const std::string& name, const MeshDimOptions& options) {
@@ -168,14 +268,15 @@ class World::Impl : public RankContext {
     const auto transport = transports_.find(backend);
     if (transport == transports_.end()) {
       fail_invalid("World::group", {.what = "this world has no group of these ranks, and nothing to make one with",
-                                    .got = "{" + join_numbers(ranks) + "}",
+                                    .got = member_list(ranks),
                                     .advice = "World::use_group first"});
     }
     if (left_) fail_invalid("World::group", {.what = "this rank has left its world"});
-    const bool fingerprint = options_.fingerprint.value_or(backend == "gloo");
+    const bool fingerprint = options_.fingerprint.value_or(true);
     const auto group =
         transport->second->make_group(ranks, {.name = name, .timeout = timeout, .fingerprint = fingerprint});
     group->watch_random(part<RandomSource>().progress());
+    group->watch_history(provenance().shared_history());
     groups_.emplace(key, group);
     return group;
   }
@@ -221,6 +322,7 @@ World World::from_env(const WorldOptions& options) {
   std::string backend = options.backend.empty() ? environment.backend : options.backend;
   if (backend.empty()) backend = default_backend(environment);
   if (backend == "nccl" && nccl_was_built()) choose_gpu(environment.local_rank);
+  if (backend != "threads") launch_impl::report_world(0);
   return World(make_transport(backend, environment, options.timeout), options);
 }
 

@@ -22,7 +22,7 @@ struct WorldOptions {
   std::string backend =
       {};  // "threads", "gloo", "nccl", "mpi"; empty: DTENSOR_BACKEND, else as the program was started
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  // of every wait
-  // Compare what the ranks are about to do before data moves: always in threads, else by default on gloo alone.
+  // Compare what the ranks are about to do before data moves: the default. Threads always do.
   std::optional<bool> fingerprint = std::nullopt;
 };
 
@@ -38,8 +38,9 @@ using MeshOptions = std::map<std::string, MeshDimOptions>;  // by the mesh dim's
 class World {
  public:
   // torchrun's, mpirun's and srun's variables; a world of one without them. The default backend is mpi under mpirun (if
-  // it was built), threads alone, gloo otherwise. With nccl, makes the GPU of the local rank current. Waits until all
-  // ranks have come.
+  // it was built), threads alone, gloo otherwise; mpi outside mpirun is an error. With nccl, makes the GPU of the local
+  // rank current. Waits until all ranks have come. With DTENSOR_SECRET only processes that know it may join; without
+  // one rank 0 listens on loopback addresses only (docs/communication.md, "Who may join").
   static World from_env(const WorldOptions& options = {});
   // Over any transport.
   explicit World(TransportPtr transport, const WorldOptions& options = {});
@@ -86,6 +87,9 @@ class World {
 // Runs `body` as ranks 0 … n-1, each on its own thread of this process, and returns when all have ended. A rank that
 // throws releases the others with an error naming it; the first error is thrown again. libtorch's thread counts are as
 // they were, afterwards; in the ranks they share the cores. The caller's grad mode and the like hold in the ranks.
+// Each rank has a default CPU generator of its own, as a process has: it starts from libtorch's default seed
+// (c10::default_rng_seed_val), torch::manual_seed in the rank seeds it, and plain random operators without a generator
+// draw from it. Threads that a rank starts itself draw from the generator that all threads share.
 void run_ranks(std::int64_t n, const std::function<void(World&)>& body, const WorldOptions& options = {});
 
 // Ranks 0 … product-1 of the world as a mesh; every rank calls it, those outside the mesh take part in nothing.

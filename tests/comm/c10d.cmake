@@ -10,3 +10,4 @@ target_compile_definitions(test_comm_c10d PRIVATE C10D_RANK="$<TARGET_FILE:c10d_
 add_dependencies(test_comm_c10d c10d_rank)
 
 comm_test(rendezvous SOURCES c10d_rendezvous_test.cpp)
+comm_test(join SOURCES join_test.cpp LINK dtensor::secret)

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -290,6 +291,7 @@ int main(int argc, char** argv) {
     name = name.substr(6);
   }
   arguments.rendezvous.host = argv[2];
+  if (const char* secret = std::getenv("DTENSOR_SECRET")) arguments.rendezvous.secret = secret;
   arguments.rendezvous.port = std::stoi(argv[3]);
   arguments.rendezvous.rank = std::stoll(argv[4]);
   arguments.rendezvous.size = std::stoll(argv[5]);

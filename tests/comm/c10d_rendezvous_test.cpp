@@ -148,7 +148,8 @@ TEST(Rendezvous, RefusesThoseWhoDoNotBelong) {
 TEST(Rendezvous, CannotListenTwice) {
   RendezvousServer server("127.0.0.1", 0, 1);
   EXPECT_CONTAINS(error_of([&] { RendezvousServer("127.0.0.1", server.port(), 1); }), "Address already in use");
-  EXPECT_CONTAINS(error_of([&] { RendezvousServer("192.0.2.1", 0, 1); }), "rank 0 cannot listen; got 192.0.2.1:0");
+  EXPECT_CONTAINS(error_of([&] { RendezvousServer("192.0.2.1", 0, 1, {.secret = std::string(16, 's')}); }),
+                  "rank 0 cannot listen; got 192.0.2.1:0");
 }
 
 TEST(Rendezvous, TellsWhoWasLostAndWhoLeft) {
@@ -236,8 +237,12 @@ TEST(Rendezvous, SurvivesNonsense) {
 TEST(Rendezvous, ClosesMembersThatSpeakNonsense) {
   using rendezvous::Kind;
   using rendezvous::Writer;
-  const Bytes hello =
-      Writer(Kind::kHello, 1).number(static_cast<std::int64_t>(rendezvous::kMagic)).number(1).number(2).finish();
+  const Bytes hello = Writer(Kind::kHello, 1)
+                          .number(static_cast<std::int64_t>(rendezvous::kMagic))
+                          .number(1)
+                          .number(2)
+                          .bytes(Bytes(rendezvous::kNonce))
+                          .finish();
   std::vector<Bytes> bad = {
       Writer(Kind::kSet, 2).text("only a key").finish(),
       Writer(Kind::kGet, 2).number(0).number(2).text("a").text("b").finish(),

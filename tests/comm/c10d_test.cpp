@@ -237,6 +237,13 @@ TEST(C10d, AdoptsGroupsOfTheProgram) {
   expect_fine(ended);
 }
 
+// Beyond loopback ranks need a secret.
+class WithSecret {
+ public:
+  WithSecret() { setenv("DTENSOR_SECRET", "0123456789abcdef0123456789abcdef", 1); }
+  ~WithSecret() { unsetenv("DTENSOR_SECRET"); }
+};
+
 // Two network namespaces, joined by a pair of virtual interfaces: two hosts, as far as sockets can tell.
 class TwoHosts {
  public:
@@ -269,6 +276,7 @@ class TwoHosts {
 
 TEST(C10d, WorksAcrossTwoHosts) {
   const TwoHosts hosts;
+  const WithSecret secret;
   if (!hosts.ready()) GTEST_SKIP() << "network namespaces may not be created here (needs root and iproute2)";
   Processes processes;
   for (int rank = 0; rank < 4; ++rank) {
@@ -281,6 +289,7 @@ TEST(C10d, WorksAcrossTwoHosts) {
 
 TEST(C10d, ListensOnTheGivenAddressAlone) {
   const TwoHosts hosts;
+  const WithSecret secret;
   if (!hosts.ready()) GTEST_SKIP() << "network namespaces may not be created here (needs root and iproute2)";
   Processes processes;
   for (int rank = 0; rank < 2; ++rank) {
@@ -298,6 +307,24 @@ TEST(C10d, ListensOnTheGivenAddressAlone) {
     }
   }
   EXPECT_CONTAINS(ended[0].output, "listens at 01004D0A:733C");  // port 29500
+}
+
+// The same error on both hosts, at once.
+TEST(C10d, NeedsASecretAcrossTwoHosts) {
+  const TwoHosts hosts;
+  if (!hosts.ready()) GTEST_SKIP() << "network namespaces may not be created here (needs root and iproute2)";
+  unsetenv("DTENSOR_SECRET");
+  Processes processes;
+  for (int rank = 0; rank < 2; ++rank) {
+    std::vector<std::string> line = {"ip", "netns", "exec", hosts.of_rank(rank)};
+    for (const auto& word : command("orders", 29500, rank, 2, seconds(60), {}, "10.77.0.1")) line.push_back(word);
+    processes.start(line);
+  }
+  for (const Ended& ended : processes.finish(seconds(30))) {
+    EXPECT_CONTAINS(failure_of(ended).text,
+                    "a job without a secret may only listen on a loopback address; got "
+                    "MASTER_ADDR '10.77.0.1' and no DTENSOR_SECRET");
+  }
 }
 
 TEST(C10d, RefusesWrongArguments) {

@@ -101,6 +101,34 @@ TEST(Environment, OfSlurm) {
   EXPECT_EQ(read(settings).size, 1);
 }
 
+TEST(Environment, HasTheSecretUnderEveryLauncher) {
+  const std::string secret = "0123456789abcdef";
+  for (Settings settings : {Settings{},
+                            {{"RANK", "0"}, {"WORLD_SIZE", "2"}},
+                            {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}},
+                            {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}}) {
+    EXPECT_EQ(read(settings).secret, "");
+    EXPECT_FALSE(read(settings).allow_no_secret);
+    settings["DTENSOR_SECRET"] = secret;
+    settings["DTENSOR_ALLOW_NO_SECRET"] = "1";
+    EXPECT_EQ(read(settings).secret, secret);
+    EXPECT_TRUE(read(settings).allow_no_secret);
+  }
+  EXPECT_EQ(error_with({{"DTENSOR_SECRET", "hunter2"}}),
+            "[environment] DTENSOR_SECRET has the wrong length; got 7 characters; expected 16 to 1024; try the output "
+            "of: openssl rand -hex 32");
+  EXPECT_EQ(error_with({{"DTENSOR_ALLOW_NO_SECRET", "yes"}}),
+            "[environment] DTENSOR_ALLOW_NO_SECRET is not a number; got 'yes'; expected a number from 0 to 1");
+}
+
+TEST(Environment, KnowsTorchrunFromItsVariables) {
+  const Settings by_hand = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
+  Settings torchrun = by_hand;
+  torchrun["TORCHELASTIC_RUN_ID"] = "none";
+  EXPECT_FALSE(read(by_hand).torchelastic);
+  EXPECT_TRUE(read(torchrun).torchelastic);
+}
+
 TEST(Environment, ErrorsNameTheVariable) {
   EXPECT_EQ(error_with({{"RANK", "abc"}, {"WORLD_SIZE", "4"}}),
             "[environment] RANK is not a number; got 'abc'; expected a number from 0 to 16777216");

@@ -97,6 +97,29 @@ TEST_F(Launch, KeepsTheCallersThreadCountAndSetsItOtherwise) {
   EXPECT_EQ(run({"-n", "1"}, "echo $OMP_NUM_THREADS", {{"OMP_NUM_THREADS", "7"}}).out, "[0] 7\n");
 }
 
+TEST_F(Launch, GivesAllRanksOneSecretPerJob) {
+  std::set<std::string> jobs;
+  for (int job = 0; job < 2; ++job) {
+    const auto lines = lines_of(run({"-n", "3"}, "echo $DTENSOR_SECRET", {{"DTENSOR_SECRET", ""}}).out);
+    ASSERT_EQ(lines.size(), 3U);
+    for (const std::string& line : lines) {
+      EXPECT_EQ(line.size(), 4U + 64U);
+      EXPECT_EQ(line.find_first_not_of("0123456789abcdef", 4), std::string::npos);
+      jobs.insert(line.substr(4));
+    }
+  }
+  EXPECT_EQ(jobs.size(), 2U);
+}
+
+TEST_F(Launch, KeepsTheCallersSecret) {
+  const auto result = run({"-n", "2"}, "echo $DTENSOR_SECRET", {{"DTENSOR_SECRET", "one-for-two-launchers"}});
+  EXPECT_EQ(line_set(result.out), (std::set<std::string>{"[0] one-for-two-launchers", "[1] one-for-two-launchers"}));
+  const auto refused = run({"-n", "2"}, "true", {{"DTENSOR_SECRET", "hunter2"}});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_CONTAINS(refused.err, "[dtensor run] DTENSOR_SECRET has the wrong length; got 7 characters");
+  EXPECT_EQ(refused.err.find("hunter2"), std::string::npos);
+}
+
 TEST_F(Launch, PassesWordsAsTheyAre) {
   Process process(
       {DTENSOR_LAUNCH_MAIN, "run", "-n", "1", "--", "/bin/echo", "-n", "--timeout", "--", "a b", "$x 'y'\""});
@@ -237,7 +260,7 @@ TEST_F(Launch, EndsRanksThatTakeTooLong) {
   EXPECT_EQ(result.code, 124);
   EXPECT_LT(result.seconds, 20);
   EXPECT_CONTAINS(result.err,
-                  "[dtensor run] the ranks did not end in time, ending them; got ranks 1 running after 500 ms");
+                  "[dtensor run] the ranks did not end in time, ending them; got rank 1 running after 500 ms");
 }
 
 TEST_F(Launch, EndsWhenNobodyReads) {
@@ -368,6 +391,30 @@ TEST_F(LaunchSsh, RunsRanksOfOtherHosts) {
       (std::set<std::string>{"[0] 0 4 0 1 near 2345 near it's \"here\"", "[1] 1 4 0 3 near 2345 far it's \"here\"",
                              "[2] 2 4 1 3 near 2345 far it's \"here\"", "[3] 3 4 2 3 near 2345 far it's \"here\""}));
   EXPECT_EQ(lines_of(result.err).size(), 4U);
+}
+
+// Every rank looks at the command lines of all processes: the launcher's, ssh's, the shells', other ranks'.
+TEST_F(LaunchSsh, SendsTheSecretThroughStandardInput) {
+  const std::string script =
+      "echo $DTENSOR_SECRET; cat; "
+      "for f in /proc/[0-9]*/cmdline; do "
+      "case \"$(tr '\\0' ' ' < $f 2>/dev/null)\" in *\"$DTENSOR_SECRET\"*) echo seen in $f;; esac; done";
+  for (const std::string given : {"", "a-secret-that-the-caller-gave's"}) {
+    auto environment = path();
+    environment["DTENSOR_SECRET"] = given;
+    const auto result = run({"-n", "3", "--hosts", "localhost:1,far:2"}, script, environment);
+    EXPECT_EQ(result.code, 0) << result.err;
+    std::set<std::string> secrets;
+    const auto lines = lines_of(result.out);
+    EXPECT_EQ(lines.size(), 3U) << result.out;
+    for (const std::string& line : lines) secrets.insert(line.substr(4));
+    ASSERT_EQ(secrets.size(), 1U) << result.out;
+    if (!given.empty()) {
+      EXPECT_EQ(*secrets.begin(), given);
+    } else {
+      EXPECT_EQ(secrets.begin()->size(), 64U);
+    }
+  }
 }
 
 TEST_F(LaunchSsh, RanksHereAndThere) {
