@@ -26,6 +26,8 @@ struct CheckpointArguments {
   std::string mesh;
   std::vector<std::string> place;
   std::vector<std::string> only;
+  std::vector<std::string> exclude;
+  bool weights = false;
   bool json = false;
 };
 
@@ -53,11 +55,8 @@ std::vector<PieceLine> pieces_of(Checkpoint& checkpoint, const std::string& name
     if (!found) fail_invalid("checkpoint", {.what = "a piece is not in its file", .got = in_quotes(entry)});
     PieceLine line{checkpoint.index().files[static_cast<std::size_t>(rank)]->name, entry,
                    box_text(box_of(tensor.spec, *at)), "", found->bytes()};
-    if (data.words()) {
-      const auto words = data.words()->entries.find(entry);
-      if (words != data.words()->entries.end() && words->second.checksum)
-        line.checksum = checksum_text(*words->second.checksum);
-    }
+    const auto sum = data.words() ? entry_checksum(*data.words(), *found) : std::nullopt;
+    if (sum) line.checksum = checksum_text(*sum);
     lines.push_back(std::move(line));
   }
   return lines;
@@ -137,22 +136,33 @@ void verify(const CheckpointArguments& arguments) {
 
 void convert(const CheckpointArguments& arguments) {
   Checkpoint checkpoint = Checkpoint::open(arguments.from);
-  const TensorFilter chosen = [&](const std::string& name) {
-    return arguments.only.empty() || std::any_of(arguments.only.begin(), arguments.only.end(),
-                                                 [&](const std::string& pattern) { return matches(pattern, name); });
+  const auto any_matches = [](const std::vector<std::string>& patterns, const std::string& name) {
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&](const std::string& pattern) { return matches(pattern, name); });
   };
-  if (std::none_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
-                   [&](const auto& t) { return chosen(t.first); })) {
-    fail_invalid("checkpoint convert",
-                 {.what = "no tensor is chosen",
-                  .got = "--only " + in_quotes(join(arguments.only, " ", [](const auto& o) { return o; }))});
+  Selection selection;
+  selection.optimizer = !arguments.weights;
+  selection.chosen = [&](const std::string& name) {
+    return (arguments.only.empty() || any_matches(arguments.only, name)) && !any_matches(arguments.exclude, name);
+  };
+  if (std::none_of(checkpoint.tensors().begin(), checkpoint.tensors().end(), [&](const auto& t) {
+        return selection.chosen(t.first) && (selection.optimizer || !is_optimizer_state(checkpoint, t.first));
+      })) {
+    std::string got;
+    for (const std::string& pattern : arguments.only) got += " --only " + in_quotes(pattern);
+    for (const std::string& pattern : arguments.exclude) got += " --exclude " + in_quotes(pattern);
+    if (arguments.weights) got += " --weights";
+    fail_invalid("checkpoint convert", {.what = "no tensor of the checkpoint is left to convert",
+                                        .got = got.empty() ? "no tensors" : got.substr(1),
+                                        .advice = "dtensor checkpoint show, which lists their names"});
   }
+  if (!checkpoint.has_blocks()) std::cerr << "warning: " << checkpoint.unverified_text() << "\n";
   if (arguments.to.ends_with(".safetensors")) {
     if (!arguments.mesh.empty()) {
       fail_invalid("checkpoint convert",
                    {.what = "one file holds whole tensors", .got = "--mesh", .advice = "a folder, to reshard"});
     }
-    const std::int64_t bytes = merge_checkpoint(checkpoint, arguments.to, chosen);
+    const std::int64_t bytes = merge_checkpoint(checkpoint, arguments.to, selection);
     std::cout << arguments.to << ": " << bytes_text(bytes) << "\n";
     return;
   }
@@ -171,7 +181,7 @@ void convert(const CheckpointArguments& arguments) {
     }
     return Spec::make(meta, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Replicate()));
   };
-  std::cout << reshard_checkpoint(checkpoint, arguments.to, mesh.max_rank() + 1, place, chosen) << "\n";
+  std::cout << reshard_checkpoint(checkpoint, arguments.to, mesh.max_rank() + 1, place, selection) << "\n";
 }
 
 }  // namespace
@@ -184,7 +194,8 @@ void add_checkpoint_command(CLI::App& app) {
       "Examples:\n"
       "  dtensor checkpoint show runs/a\n"
       "  dtensor checkpoint verify runs/a/step-00000100\n"
-      "  dtensor checkpoint convert runs/a model.safetensors --only \"[!o]*\"\n"
+      "  dtensor checkpoint convert runs/a model.safetensors --weights\n"
+      "  dtensor checkpoint convert runs/a part.safetensors --only \"layers.*\" --exclude \"*.bias\"\n"
       "  dtensor checkpoint convert runs/a runs/b --mesh dp=2,tp=4 --place \"*.weight=R,S(0)\"");
   const auto add = [&](const char* name, const char* about, void (*run)(const CheckpointArguments&)) {
     CLI::App* sub = command->add_subcommand(name, about);
@@ -201,7 +212,10 @@ void add_checkpoint_command(CLI::App& app) {
   sub->add_option("to", arguments->to, "A .safetensors file, or a folder of checkpoints")->required();
   sub->add_option("--mesh", arguments->mesh, "Into a folder: the mesh, dp=2,tp=4; one rank unless said");
   sub->add_option("--place", arguments->place, "PATTERN=PLACEMENTS, the first that fits; replicated unless said");
-  sub->add_option("--only", arguments->only, "Patterns of the names to take; all unless said");
+  sub->add_option("--only", arguments->only, "Patterns of the names to take; all unless given");
+  sub->add_option("--exclude", arguments->exclude, "A pattern of names to leave out; may be given several times")
+      ->allow_extra_args(false);
+  sub->add_flag("--weights", arguments->weights, "Leave out the state of the optimizer (optimizer.*)");
 }
 
 }  // namespace dtensor

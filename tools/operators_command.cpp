@@ -37,7 +37,8 @@ void print_page() {
       << "# Operators\n\n"
          "Printed by `dtensor operators` from the tables in `dtensor/core/rules/`; [rules.md](rules.md) explains the "
          "notation. In-place and\n`out` forms follow from these rows. Operators that are made of others by libtorch "
-         "need none; every other operator runs on\nreplicated operands, which is said once.\n\n"
+         "need none, and random ones have kernels of\ntheir own; every other operator runs on replicated operands, "
+         "which is said once.\n\n"
       << all_rules().size() << " rows.\n\n| operator | rule | handled as |\n|---|---|---|\n";
   for (const OpRule& rule : all_rules()) std::cout << row_of(rule);
 }

@@ -102,14 +102,17 @@ struct LoadReport {
   std::vector<std::string> unexpected;  // in the checkpoint, not asked for
   std::vector<std::string> converted;   // from another type
   std::int64_t bytes_needed = 0;        // of this rank's parts, as the files have them
-  std::int64_t bytes_read = 0;
+  std::int64_t bytes_read = 0;          // of the blocks that have them, each of which is verified
   std::int64_t files_opened = 0;
 };
 
 // Reads into the tensors, in place. `dir` is what save_checkpoint was given (the newest is taken), one checkpoint, a
 // folder of safetensors files with their index or a .safetensors file of whole tensors written by others. Each rank
-// reads the bytes that its parts need and no others; nobody ever holds more than its part. Errors before anything is
-// changed: names (if strict), shapes, types; errors while reading leave tensors that are neither.
+// reads the blocks (of 256 KiB) that have elements of its parts, and no others; nobody ever holds more than its part
+// and one block. Every block is compared with its checksum, on any layout; a block that is damaged is an error on all
+// ranks, which names the file, the bytes and the tensor. Checkpoints of older versions have no checksums of blocks,
+// other programs' files have none at all: they are loaded with one warning. Errors before anything is changed: names
+// (if strict), shapes, types; errors while reading leave tensors that are neither.
 LoadReport load_checkpoint(const std::string& dir, const NamedTensors& tensors, const LoadOptions& options = {});
 
 // A module's parameters and buffers under their own names; an optimizer's state as optimizer.<parameter>.<what>, its

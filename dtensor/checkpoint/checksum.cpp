@@ -183,6 +183,38 @@ std::uint32_t checksum_by_tables(const void* data, std::size_t bytes, std::uint3
   return ~by_tables(~before, static_cast<const unsigned char*>(data), bytes);
 }
 
+namespace {
+
+// The product of two polynomials modulo the polynomial of the checksum; the highest bit is x^0.
+std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t product = 0;
+  for (std::uint32_t bit = 0x80000000; bit != 0; bit >>= 1) {
+    if (a & bit) product ^= b;
+    b = (b >> 1) ^ ((b & 1) ? kPolynomial : 0);
+  }
+  return product;
+}
+
+// By it a checksum is multiplied when so many bytes follow.
+std::uint32_t power_of_bytes(std::uint64_t bytes) {
+  std::uint32_t power = 0x80000000;
+  for (std::uint32_t square = 0x00800000; bytes != 0; bytes >>= 1, square = multiply(square, square)) {
+    if (bytes & 1) power = multiply(power, square);
+  }
+  return power;
+}
+
+}  // namespace
+
+std::uint32_t join_checksums(const std::vector<std::uint32_t>& blocks, std::int64_t bytes, std::int64_t block_bytes) {
+  if (blocks.empty()) return 0;
+  const std::uint32_t full = power_of_bytes(static_cast<std::uint64_t>(block_bytes));
+  const auto rest = bytes - static_cast<std::int64_t>(blocks.size() - 1) * block_bytes;
+  std::uint32_t sum = 0;
+  for (std::size_t i = 0; i + 1 < blocks.size(); ++i) sum = multiply(full, sum) ^ blocks[i];
+  return multiply(power_of_bytes(static_cast<std::uint64_t>(rest)), sum) ^ blocks.back();
+}
+
 std::string checksum_text(std::uint32_t value) {
   std::string text(8, '0');
   for (std::size_t i = 8; i-- > 0; value >>= 4) text[i] = "0123456789abcdef"[value & 15];

@@ -83,14 +83,36 @@ EntryData stream_of(Checkpoint& from, const std::string& name, const Spec& spec,
   };
 }
 
+constexpr std::string_view kOptimizer = "optimizer.";
+
+bool is_selected(const Checkpoint& from, const std::string& name, const Selection& selection) {
+  if (selection.chosen && !selection.chosen(name)) return false;
+  return selection.optimizer || !is_optimizer_state(from, name);
+}
+
+CheckpointInfo selected_info(const Checkpoint& from, const Selection& selection) {
+  CheckpointInfo info = from.info();
+  const bool all = selection.optimizer && std::all_of(from.tensors().begin(), from.tensors().end(), [&](const auto& t) {
+                     return !is_optimizer_state(from, t.first) || is_selected(from, t.first, selection);
+                   });
+  if (!all) std::erase_if(info.state, [](const auto& number) { return number.first.starts_with(kOptimizer); });
+  return info;
+}
+
 }  // namespace
 
-std::int64_t merge_checkpoint(Checkpoint& from, const std::string& file, const TensorFilter& chosen) {
+bool is_optimizer_state(const Checkpoint& checkpoint, const std::string& name) {
+  const std::size_t dot = name.rfind('.');
+  return name.starts_with(kOptimizer) && dot >= kOptimizer.size() &&
+         checkpoint.tensors().contains(name.substr(kOptimizer.size(), dot - kOptimizer.size()));
+}
+
+std::int64_t merge_checkpoint(Checkpoint& from, const std::string& file, const Selection& selection) {
   std::vector<WriteEntry> entries;
   std::int64_t bytes = 0;
   const Mesh one = Mesh::make({1});
   for (const auto& [name, tensor] : from.tensors()) {
-    if (chosen && !chosen(name)) continue;
+    if (!is_selected(from, name, selection)) continue;
     const Spec whole = Spec::make(tensor.spec.meta(), one, {Replicate()});
     bytes += whole.meta().nbytes();
     WriteEntry& entry = entries.emplace_back();
@@ -105,26 +127,28 @@ std::int64_t merge_checkpoint(Checkpoint& from, const std::string& file, const T
   std::remove(unfinished.c_str());
   FileWords words;
   words.id = from.index().id;
-  write_file(unfinished, std::move(entries), std::move(words), &from.info());
+  const CheckpointInfo info = selected_info(from, selection);
+  write_file(unfinished, std::move(entries), std::move(words), &info);
   if (std::rename(unfinished.c_str(), file.c_str()) != 0) fail_system("cannot give a file its name", file, errno);
   return bytes;
 }
 
 std::string reshard_checkpoint(Checkpoint& from, const std::string& root, std::int64_t ranks, const PlaceStored& place,
-                               const TensorFilter& chosen) {
+                               const Selection& selection) {
   std::vector<SaveItem> items;
   for (const auto& [name, tensor] : from.tensors()) {
-    if (!chosen || chosen(name)) items.push_back({name, place(name, tensor.spec.meta())});
+    if (is_selected(from, name, selection)) items.push_back({name, place(name, tensor.spec.meta())});
   }
   const SavePlan plan = plan_save(items, ranks);
-  Commit commit(root, from.info().step, 10'000);
+  const CheckpointInfo info = selected_info(from, selection);
+  Commit commit(root, info.step, 10'000);
   std::vector<std::optional<StoredFile>> files;
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
     files.push_back(write_rank(
-        commit.folder(), commit.id(), items, plan, rank, from.info(),
+        commit.folder(), commit.id(), items, plan, rank, info,
         [&](std::size_t i, const Dims& at) { return stream_of(from, items[i].name, plan.tensors[i].spec, at); }));
   }
-  commit.finish(index_of(commit.id(), items, plan, std::move(files), from.info()), 0);
+  commit.finish(index_of(commit.id(), items, plan, std::move(files), info), 0);
   return commit.target();
 }
 

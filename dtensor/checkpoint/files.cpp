@@ -16,7 +16,6 @@
 namespace dtensor {
 namespace {
 
-constexpr std::int64_t kChunk = 256 << 10;     // stays in the cache between checksum and write
 constexpr std::int64_t kSyncEvery = 32 << 20;  // the disk is kept busy while we go on
 
 std::string advice_for(int error) {
@@ -141,13 +140,16 @@ StoredFile write_file(const std::string& path, std::vector<WriteEntry> entries, 
     stored.push_back({.name = entry.name, .dtype = entry.dtype, .shape = entry.shape});
     by_name[entry.name] = &entry;
     words.entries[entry.name] = entry.words;
-    words.entries[entry.name].checksum = 0;  // as long as the real one
   }
   const auto print = [&] {
     auto metadata = print_words(words);
     if (info) add_info(*info, metadata);
     return print_header(stored, metadata);
   };
+  (void)print();  // gives the entries their places; then the blocks have zeros, as long as the real checksums
+  for (const StoredEntry& entry : stored) {
+    words.entries[entry.name].blocks.resize(static_cast<std::size_t>(num_blocks(entry.bytes(), words.block)));
+  }
   const auto data_begin = static_cast<std::int64_t>(print().size());
   const File file = File::create(path);
   file.reserve(data_begin + (stored.empty() ? 0 : stored.back().end));
@@ -155,11 +157,11 @@ StoredFile write_file(const std::string& path, std::vector<WriteEntry> entries, 
   std::int64_t synced = data_begin;
   for (const StoredEntry& entry : stored) {
     WriteEntry& source = *by_name.at(entry.name);
-    std::uint32_t sum = 0;
+    auto sum = words.entries[entry.name].blocks.begin();
     for (std::int64_t at = 0; at < entry.bytes();) {
-      const std::int64_t end = std::min(at + kChunk, entry.bytes());
+      const std::int64_t end = std::min(at + words.block, entry.bytes());
       const void* data = source.data(at, end, scratch);
-      sum = checksum(data, static_cast<std::size_t>(end - at), sum);
+      *sum++ = checksum(data, static_cast<std::size_t>(end - at));
       const std::int64_t offset = data_begin + entry.begin + at;
       file.write_at(data, end - at, offset);
       if (progress) progress(end - at);
@@ -169,10 +171,9 @@ StoredFile write_file(const std::string& path, std::vector<WriteEntry> entries, 
         synced = offset;
       }
     }
-    words.entries[entry.name].checksum = sum;
     source.data = {};  // and what it held
   }
-  const std::string header = print();
+  const std::string header = seal_header(print());
   file.write_at(header.data(), static_cast<std::int64_t>(header.size()), 0);
   file.sync();
   const std::int64_t bytes = data_begin + (stored.empty() ? 0 : stored.back().end);
@@ -208,6 +209,7 @@ std::optional<StoredFile> write_rank(const std::string& folder, const std::strin
   FileWords words;
   words.id = id;
   words.rank = rank;
+  words.ranks = static_cast<std::int64_t>(plan.bytes.size());
   // It gets its name when it is complete: who waits for it needs to know no more.
   const std::string name = file_name_of(rank, static_cast<std::int64_t>(plan.bytes.size()));
   const std::string unfinished = folder + "/." + name + ".part";

@@ -1,6 +1,7 @@
 #include "dtensor/checkpoint/index.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <set>
 
@@ -13,16 +14,30 @@
 namespace dtensor {
 namespace {
 
-constexpr int kVersion = 1;
 constexpr std::int64_t kMaxVirtualPieces = 1 << 20;
 constexpr const char* kPrefix = "dtensor.";
+constexpr std::string_view kSeal = "\"dtensor.header\":\"";
+constexpr std::size_t kSealDigits = 8;
 
 struct Words {
   std::string_view file;
 
-  [[noreturn]] void refuse(const std::string& what, std::string got = {}, std::string expected = {}) const {
-    fail_invalid("checkpoint",
-                 {.what = in_quotes(file) + ": " + what, .got = std::move(got), .expected = std::move(expected)});
+  [[noreturn]] void refuse(const std::string& what, std::string got = {}, std::string expected = {},
+                           std::string advice = {}) const {
+    fail_invalid("checkpoint", {.what = in_quotes(file) + ": " + what,
+                                .got = std::move(got),
+                                .expected = std::move(expected),
+                                .advice = std::move(advice)});
+  }
+  [[noreturn]] void refuse_damage(const std::string& what, std::string got = {}, std::string expected = {}) const {
+    refuse(what, std::move(got), std::move(expected), "an earlier checkpoint, or an undamaged copy of this file");
+  }
+  void check_version(std::int64_t version) const {
+    if (version > kCheckpointVersion) {
+      refuse("written by a newer version of dtensor", "version " + std::to_string(version),
+             "at most " + std::to_string(kCheckpointVersion), "a newer dtensor to read it");
+    }
+    if (version < 1) refuse_damage("there is no such version", std::to_string(version));
   }
   const Json& member(const Json& json, const std::string& name) const {
     const auto found = json.is_object() ? json.find(name) : json.end();
@@ -40,6 +55,14 @@ struct Words {
       refuse(name + " is not a number from 0 on", in_quotes(value.dump()));
     }
     return static_cast<std::int64_t>(value.get<std::uint64_t>());
+  }
+  std::int64_t digits(const std::string& text, const std::string& name) const {
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || value < 0) {
+      refuse(name + " is not a number from 0 on", in_quotes(text));
+    }
+    return value;
   }
   std::map<std::string, std::string> words(const Json& json, const std::string& name) const {
     std::map<std::string, std::string> result;
@@ -93,17 +116,22 @@ Json info_json(const CheckpointInfo& info) {
   return json;
 }
 
-CheckpointIndex read_ours(const Json& json, const Words& words) {
-  if (words.number(json, "version") != kVersion) {
-    words.refuse("written by another version", std::to_string(words.number(json, "version")), std::to_string(kVersion));
-  }
-  Json rest = json;
-  rest.erase("checksum");
-  const std::string all = rest.dump();
-  if (checksum(all.data(), all.size()) != words.sum(json, "checksum")) {
-    words.refuse("the checksum is another: the file is damaged");
-  }
+// Over the whole index without the checksum itself; in version 1 over our part of it.
+std::uint32_t index_checksum(Json root, std::int64_t version) {
+  Json& ours = root["metadata"]["dtensor"];
+  ours.erase("checksum");
+  const std::string all = version == 1 ? ours.dump() : root.dump();
+  return checksum(all.data(), all.size());
+}
+
+CheckpointIndex read_ours(const Json& root, const Words& words) {
+  const Json& json = root["metadata"]["dtensor"];
   CheckpointIndex index;
+  index.version = words.number(json, "version");
+  words.check_version(index.version);
+  if (index_checksum(root, index.version) != words.sum(json, "checksum")) {
+    words.refuse_damage("the checksum is another: the file is damaged");
+  }
   index.id = words.text(json, "id");
   std::set<std::string> names;
   const Json& files = words.member(json, "files");
@@ -133,6 +161,27 @@ CheckpointIndex read_ours(const Json& json, const Words& words) {
   return index;
 }
 
+// The checksums of all blocks of all entries, eight digits each.
+void read_blocks(const Json& sums, const StoredHeader& header, const Words& words, FileWords& result) {
+  for (const StoredEntry& entry : header.entries) {
+    const std::string_view text = words.text(sums, entry.name);
+    const std::int64_t count = num_blocks(entry.bytes(), result.block);
+    if (text.size() % 8 != 0 || static_cast<std::int64_t>(text.size() / 8) != count) {
+      words.refuse("the entry " + in_quotes(entry.name) + " has another number of checksums than of blocks",
+                   std::to_string(text.size()) + " digits",
+                   "8 for each of " + std::to_string(count) + " blocks of " + std::to_string(result.block) + " bytes");
+    }
+    std::vector<std::uint32_t>& blocks = result.entries[entry.name].blocks;
+    blocks.reserve(static_cast<std::size_t>(count));
+    for (std::size_t at = 0; at < text.size(); at += 8) {
+      const auto sum = parse_checksum(text.substr(at, 8));
+      if (!sum) words.refuse("a block of " + in_quotes(entry.name) + " has no checksum", in_quotes(text.substr(at, 8)));
+      blocks.push_back(*sum);
+    }
+  }
+  if (sums.size() != header.entries.size()) words.refuse("checksums of an entry that is not there");
+}
+
 }  // namespace
 
 std::string file_name_of(std::int64_t rank, std::int64_t ranks) {
@@ -154,7 +203,7 @@ void check_file_name(const std::string& name, std::string_view where) {
 }
 
 std::string print_index(const CheckpointIndex& index) {
-  Json ours = {{"version", kVersion},
+  Json ours = {{"version", kCheckpointVersion},
                {"id", index.id},
                {"files", Json::array()},
                {"tensors", Json::object()},
@@ -173,23 +222,22 @@ std::string print_index(const CheckpointIndex& index) {
     const auto& file = index.files[static_cast<std::size_t>(writer_of(tensor, first))];
     if (file) weight_map[name] = file->name;
   }
-  const std::string all = ours.dump();
-  ours["checksum"] = checksum_text(checksum(all.data(), all.size()));
-  const Json json = {{"metadata", {{"total_size", total}, {"dtensor", std::move(ours)}}},
-                     {"weight_map", std::move(weight_map)}};
+  Json json = {{"metadata", {{"total_size", total}, {"dtensor", std::move(ours)}}},
+               {"weight_map", std::move(weight_map)}};
+  json["metadata"]["dtensor"]["checksum"] = checksum_text(index_checksum(json, kCheckpointVersion));
   return json.dump(1) + "\n";
 }
 
 ParsedIndex parse_index(std::string_view text, std::string_view file) {
   const Words words{file};
-  const Json root = parse_strict(text, "checkpoint");
+  const Json root = parse_strict(text, "checkpoint", file);
   if (!root.is_object()) words.refuse("not an object");
   ParsedIndex parsed;
   parsed.weight_map = words.words(root, "weight_map");
   for (const auto& [name, where] : parsed.weight_map) check_file_name(where, file);
   const auto metadata = root.find("metadata");
   if (metadata != root.end() && metadata->is_object() && metadata->contains("dtensor")) {
-    parsed.ours = read_ours((*metadata)["dtensor"], words);
+    parsed.ours = read_ours(root, words);
   }
   return parsed;
 }
@@ -198,7 +246,7 @@ std::map<std::string, std::string> print_words(const FileWords& words) {
   Json pieces = Json::object();
   Json sums = Json::object();
   for (const auto& [name, entry] : words.entries) {
-    if (entry.checksum) sums[name] = checksum_text(*entry.checksum);
+    sums[name] = join(entry.blocks, "", checksum_text);
     if (entry.tensor.empty()) continue;
     pieces[name] = {{"tensor", entry.tensor},
                     {"box", entry.box},
@@ -206,7 +254,10 @@ std::map<std::string, std::string> print_words(const FileWords& words) {
   }
   const std::string prefix = kPrefix;
   return {{"format", "pt"},
-          {prefix + "version", std::to_string(kVersion)},
+          {prefix + "version", std::to_string(kCheckpointVersion)},
+          {prefix + "header", std::string(kSealDigits, '0')},
+          {prefix + "block", std::to_string(words.block)},
+          {prefix + "ranks", std::to_string(words.ranks)},
           {prefix + "id", words.id},
           {prefix + "rank", std::to_string(words.rank)},
           {prefix + "pieces", pieces.dump()},
@@ -216,23 +267,39 @@ std::map<std::string, std::string> print_words(const FileWords& words) {
 std::optional<FileWords> parse_words(const StoredHeader& header, std::string_view file) {
   const std::string prefix = kPrefix;
   const Words words{file};
-  if (!header.metadata.contains(prefix + "version")) return std::nullopt;
+  if (!header.metadata.contains(prefix + "version")) {
+    const auto other = header.metadata.lower_bound(prefix);
+    if (other == header.metadata.end() || !other->first.starts_with(prefix)) return std::nullopt;
+    words.refuse_damage("the header has no " + prefix + "version", in_quotes(other->first));
+  }
   const auto word = [&](const char* name) -> const std::string& {
     const auto found = header.metadata.find(prefix + name);
     if (found == header.metadata.end()) words.refuse("no " + prefix + name + " in its header");
     return found->second;
   };
-  if (word("version") != std::to_string(kVersion))
-    words.refuse("written by another version", in_quotes(word("version")));
+  const auto number = [&](const char* name) { return words.digits(word(name), prefix + name); };
   FileWords result;
+  result.version = number("version");
+  words.check_version(result.version);
   result.id = word("id");
-  Scanner in(word("rank"), "checkpoint", "a rank");
-  result.rank = in.size();
-  in.expect_end();
-  const Json sums = parse_strict(word("checksums"), "checkpoint");
+  result.rank = number("rank");
+  const Json sums = parse_strict(word("checksums"), "checkpoint", file);
   if (!sums.is_object()) words.refuse("the checksums are not an object");
-  for (const auto& [name, value] : sums.items()) result.entries[name].checksum = words.sum(sums, name);
-  const Json pieces = parse_strict(word("pieces"), "checkpoint");
+  if (result.version == 1) {
+    if (header.metadata.contains(prefix + "header") || header.metadata.contains(prefix + "block")) {
+      words.refuse_damage("the header is of version 1 and has words of a later one");
+    }
+    for (const auto& [name, value] : sums.items()) result.entries[name].checksum = words.sum(sums, name);
+  } else {
+    result.ranks = number("ranks");
+    result.block = number("block");
+    if (!is_block_size(result.block)) {
+      words.refuse("blocks cannot be of this size", std::to_string(result.block) + " bytes",
+                   "a multiple of " + std::to_string(kLeastBlockBytes) + ", at most " + std::to_string(kMaxBlockBytes));
+    }
+    read_blocks(sums, header, words, result);
+  }
+  const Json pieces = parse_strict(word("pieces"), "checkpoint", file);
   if (!pieces.is_object()) words.refuse("the pieces are not an object");
   for (const auto& [name, value] : pieces.items()) {
     FileWords::Entry& entry = result.entries[name];
@@ -252,6 +319,35 @@ std::optional<FileWords> parse_words(const StoredHeader& header, std::string_vie
     if (!there.contains(name)) words.refuse("words about an entry that is not there", in_quotes(name));
   }
   return result;
+}
+
+std::optional<std::uint32_t> entry_checksum(const FileWords& words, const StoredEntry& entry) {
+  const auto found = words.entries.find(entry.name);
+  if (found == words.entries.end()) return std::nullopt;
+  if (words.version == 1) return found->second.checksum;
+  return join_checksums(found->second.blocks, entry.bytes(), words.block);
+}
+
+std::string seal_header(std::string header) {
+  const std::size_t at = header.find(kSeal) + kSeal.size();
+  return header.replace(at, kSealDigits, checksum_text(checksum(header.data(), header.size())));
+}
+
+void check_seal(std::string_view header, std::string_view file) {
+  const Words words{file};
+  const std::size_t found = header.find(kSeal);
+  if (found == std::string_view::npos || header.size() - found < kSeal.size() + kSealDigits) {
+    words.refuse_damage("the header has no checksum of itself");
+  }
+  const std::size_t at = found + kSeal.size();
+  const std::string_view text = header.substr(at, kSealDigits);
+  std::uint32_t sum = checksum(header.data(), at);
+  sum = checksum("00000000", kSealDigits, sum);
+  sum = checksum(header.data() + at + kSealDigits, header.size() - at - kSealDigits, sum);
+  if (parse_checksum(text) != sum) {
+    words.refuse_damage("the header is not what was saved: its checksum is another", checksum_text(sum),
+                        in_quotes(text));
+  }
 }
 
 void check_info(const CheckpointInfo& info) {
@@ -279,13 +375,9 @@ CheckpointInfo parse_info(const std::map<std::string, std::string>& metadata, st
     if (found != metadata.end()) use(found->second);
   };
   const auto read = [&](const std::string& text) {
-    return words.words(Json{{"", parse_strict(text, "checkpoint")}}, "");
+    return words.words(Json{{"", parse_strict(text, "checkpoint", file)}}, "");
   };
-  take("step", [&](const std::string& text) {
-    Scanner in(text, "checkpoint", "a step");
-    info.step = in.size();
-    in.expect_end();
-  });
+  take("step", [&](const std::string& text) { info.step = words.digits(text, std::string(kPrefix) + "step"); });
   take("random", [&](const std::string& text) { info.random = text; });
   take("metadata", [&](const std::string& text) { info.metadata = read(text); });
   take("state", [&](const std::string& text) { info.state = read(text); });

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dtensor/checkpoint/blocks.h"
 #include "dtensor/checkpoint/safetensors.h"
 #include "dtensor/checkpoint/stored.h"
 
@@ -28,9 +29,14 @@ struct StoredFile {
   friend bool operator==(const StoredFile&, const StoredFile&) = default;
 };
 
+// What we write. Version 1 had one checksum for each entry; version 2 has one for each block of an entry, and its index
+// and headers have checksums over all of themselves.
+inline constexpr std::int64_t kCheckpointVersion = 2;
+
 // model.safetensors.index.json: `weight_map` for all readers (of the tensors that are whole in a file), and all that is
 // ours under metadata.dtensor.
 struct CheckpointIndex {
+  std::int64_t version = kCheckpointVersion;
   std::string id;                                // of this save: the files have the same
   std::vector<std::optional<StoredFile>> files;  // by rank
   std::map<std::string, StoredTensor> tensors;
@@ -40,11 +46,12 @@ struct CheckpointIndex {
 inline constexpr const char* kIndexName = "model.safetensors.index.json";
 inline constexpr std::int64_t kMaxIndexBytes = 1 << 30;
 
+// In the version that we write, whatever index.version is.
 std::string print_index(const CheckpointIndex& index);
 
 // An index file: ours, or (when `ours` has no value) the weight_map that others write. Checked: names of files are
-// names and not paths, layouts lie on ranks that have a file and are not finer than their tensors, the checksum over it
-// all.
+// names and not paths, layouts lie on ranks that have a file and are not finer than their tensors, the checksum over
+// the whole index (version 1: over our part of it). An index of a newer version is refused.
 struct ParsedIndex {
   std::optional<CheckpointIndex> ours;
   std::map<std::string, std::string> weight_map;
@@ -58,19 +65,31 @@ void check_file_name(const std::string& name, std::string_view where);
 
 // What one file says of its entries, in its __metadata__.
 struct FileWords {
+  std::int64_t version = kCheckpointVersion;
   std::string id;
   std::int64_t rank = 0;
+  std::int64_t ranks = 0;            // how many saved together; 0 for a file that stands alone
+  std::int64_t block = kBlockBytes;  // see blocks.h; of no meaning in version 1
   struct Entry {
     std::string tensor;  // whose piece it is, with box and shape of the whole; empty for a whole tensor
     std::string box;
     Dims shape;
-    std::optional<std::uint32_t> checksum;
+    std::vector<std::uint32_t> blocks;      // a checksum for each block
+    std::optional<std::uint32_t> checksum;  // version 1: of the whole entry
   };
   std::map<std::string, Entry> entries;
 };
 std::map<std::string, std::string> print_words(const FileWords& words);
-// No value where the file is not one of ours.
+// No value where the file is not one of ours. Checked from version 2 on: the size of blocks, and that every entry has
+// exactly as many checksums as it has blocks.
 std::optional<FileWords> parse_words(const StoredHeader& header, std::string_view file);
+// The checksum of a whole entry; no value where the file has none.
+std::optional<std::uint32_t> entry_checksum(const FileWords& words, const StoredEntry& entry);
+
+// A header (its length and its JSON) has a checksum of itself under `dtensor.header`, computed with eight zeros in its
+// place. Puts it in; refuses a header, of words of version 2, in which it is another.
+std::string seal_header(std::string header);
+void check_seal(std::string_view header, std::string_view file);
 
 // An error unless it can be written: text is UTF-8.
 void check_info(const CheckpointInfo& info);

@@ -1,5 +1,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 
@@ -127,6 +128,10 @@ LoadReport load_tensors(Checkpoint& checkpoint, const Party& party, const NamedT
                                      .advice = "the same names and layouts on every rank"});
   }
   together(party, [&]() -> std::string {
+    // Here, because the program's handler of warnings may throw.
+    if (party.rank == 0 && !checkpoint.has_blocks()) {
+      TORCH_WARN("dtensor: load_checkpoint: ", checkpoint.unverified_text());
+    }
     for (const NamedPart& part : parts) {
       if (checkpoint.tensors().contains(part.name)) load_part(checkpoint, part, report);
     }

@@ -39,6 +39,7 @@ Party party_of(const NamedTensors& tensors, const std::optional<DeviceMesh>& mes
   party.size = found->world_size();
   party.context = found->context();
   if (found->device() == DeviceKind::kCuda) party.device = c10::DeviceType::CUDA;
+  finish_earlier_plan(*found);
   if (party.size > 1) party.group = group_of(*found, all_ranks(party.size), "world");
   return party;
 }

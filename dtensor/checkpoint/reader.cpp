@@ -10,6 +10,7 @@
 
 #include "dtensor/checkpoint/checksum.h"
 #include "dtensor/checkpoint/folders.h"
+#include "dtensor/core/checked.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 
@@ -27,18 +28,35 @@ std::int64_t run_bytes(const Copy& copy, std::int64_t element) {
   return last.from == 1 && last.to == 1 ? last.size * element : element;
 }
 
+// Are these `n` elements that follow each other on both ends?
+bool is_run(const Copy& copy, std::int64_t n) {
+  if (copy.dims.empty()) return n == 1;
+  return copy.dims.size() == 1 && copy.dims[0] == Copy::Dim{n, 1, 1};
+}
+
+// Plays one copy out of bytes that need not be aligned, as they may not be in other programs' files.
+void copy_out(const Copy& copy, const char* from, char* to, std::int64_t element) {
+  if (reinterpret_cast<std::uintptr_t>(from) % static_cast<std::uintptr_t>(element) == 0) {
+    play({copy}, from, to, element);
+    return;
+  }
+  for_each_run(copy, [&](std::int64_t f, std::int64_t t, std::int64_t n) {
+    std::memcpy(to + t * element, from + f * element, static_cast<std::size_t>(n * element));
+  });
+}
+
 }  // namespace
 
 StoredData::StoredData(const std::string& path) : file_(File::open(path)), bytes_(file_.bytes()) {
-  char first[8] = {};
-  file_.read_at(first, std::min<std::int64_t>(8, bytes_), 0);
-  const std::int64_t size =
-      parse_header_size({first, static_cast<std::size_t>(std::min<std::int64_t>(8, bytes_))}, bytes_, path);
-  std::string text(static_cast<std::size_t>(size), '\0');
-  file_.read_at(text.data(), size, 8);
-  header_ = parse_header(text, bytes_, path);
-  header_checksum_ = checksum(text.data(), text.size(), checksum(first, 8));
+  std::string text(static_cast<std::size_t>(std::min<std::int64_t>(8, bytes_)), '\0');
+  file_.read_at(text.data(), static_cast<std::int64_t>(text.size()), 0);
+  const std::int64_t size = parse_header_size(text, bytes_, path);
+  text.resize(static_cast<std::size_t>(8 + size));
+  file_.read_at(text.data() + 8, size, 8);
+  header_ = parse_header(std::string_view(text).substr(8), bytes_, path);
+  header_checksum_ = checksum(text.data(), text.size());
   words_ = parse_words(header_, path);
+  if (has_blocks()) check_seal(text, path);
   for (std::size_t i = 0; i < header_.entries.size(); ++i) by_name_[header_.entries[i].name] = i;
 }
 
@@ -75,25 +93,101 @@ const StoredEntry* StoredData::find(const std::string& name) const {
   return found == by_name_.end() ? nullptr : &header_.entries[found->second];
 }
 
-const std::uint32_t* StoredData::checksum_of(const StoredEntry& entry) const {
-  if (!words_) return nullptr;
+std::string StoredData::damage_text(const StoredEntry& entry, Interval bytes) const {
   const auto found = words_->entries.find(entry.name);
-  return found == words_->entries.end() || !found->second.checksum ? nullptr : &*found->second.checksum;
-}
-
-void StoredData::refuse_checksum(const StoredEntry& entry) const {
-  fail(ErrorKind::kInvalidArgument, "checkpoint",
-       {.what = "the data is not what was saved: its checksum is another",
-        .got = in_quotes(entry.name) + " in " + in_quotes(path()),
-        .advice = "an earlier checkpoint"});
+  const bool piece = found != words_->entries.end() && !found->second.tensor.empty();
+  const std::int64_t base = header_.data_begin + entry.begin;
+  return format_complaint(
+      "checkpoint",
+      {.what = "the data is not what was saved: its checksum is another",
+       .got = "bytes " + std::to_string(base + bytes.begin) + " to " + std::to_string(base + bytes.end) + " of " +
+              in_quotes(path()) + ", which hold " + in_quotes(piece ? found->second.tensor : entry.name) +
+              (piece ? " (as " + in_quotes(entry.name) + ")" : ""),
+       .advice =
+           "an earlier checkpoint, or an undamaged copy of this file; dtensor checkpoint verify lists all damage"});
 }
 
 std::int64_t StoredData::read(const StoredEntry& entry, const Copies& copies, void* to) const {
+  return has_blocks() ? read_blocks(entry, copies, to) : read_unchecked(entry, copies, to);
+}
+
+std::int64_t StoredData::read_blocks(const StoredEntry& entry, const Copies& copies, void* to) const {
+  const std::int64_t element = element_size(entry.dtype);
+  const std::int64_t base = header_.data_begin + entry.begin;
+  const std::int64_t block = words_->block;
+  const std::vector<std::uint32_t>& sums = words_->entries.at(entry.name).blocks;
+  auto* const out = static_cast<char*>(to);
+
+  // The copies by where they begin: one block after the other is read, with those that it has something of.
+  struct Span {
+    Interval elements;
+    const Copy* copy;
+  };
+  std::vector<Span> spans;
+  Interval all{entry.bytes() / element, 0};
+  for (const Copy& copy : copies) {
+    spans.push_back({source_span(copy), &copy});
+    all.begin = std::min(all.begin, spans.back().elements.begin);
+    all.end = std::max(all.end, spans.back().elements.end);
+  }
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return a.elements.begin < b.elements.begin; });
+  if (all.empty()) return 0;
+  const Interval range{all.begin * element / block * block,
+                       std::min(entry.bytes(), ceil_div(all.end * element, block) * block)};
+  const bool in_memory = lies_in_memory(base + range.begin, range.size());
+
+  std::int64_t bytes = 0;
+  std::vector<char> buffer;
+  std::vector<Span> open;
+  Copies parts;
+  auto next = spans.begin();
+  for (std::int64_t begin = range.begin; begin < range.end; begin += block) {
+    const std::int64_t end = std::min(begin + block, range.end);
+    const Interval elements{begin / element, end / element};
+    while (next != spans.end() && next->elements.begin < elements.end) open.push_back(*next++);
+    std::erase_if(open, [&](const Span& span) { return span.elements.end <= elements.begin; });
+    parts.clear();
+    for (const Span& span : open) clip_copy(*span.copy, elements, parts);
+    if (parts.empty()) continue;
+    const auto size = static_cast<std::size_t>(end - begin);
+    bytes += end - begin;
+    const std::uint32_t expected = sums[static_cast<std::size_t>(begin / block)];
+    const auto check = [&](std::uint32_t sum) {
+      if (sum != expected) throw Error(ErrorKind::kInvalidArgument, damage_text(entry, {begin, end}));
+    };
+    if (parts.size() == 1 && is_run(parts[0], elements.size())) {
+      char* const place = out + parts[0].to * element;
+      if (in_memory) {
+        check(copy_with_checksum(place, map() + base + begin, size));
+      } else {
+        file_.read_at(place, end - begin, base + begin);
+        check(checksum(place, size));
+      }
+      continue;
+    }
+    const char* data = in_memory ? map() + base + begin : nullptr;
+    if (!data) {
+      buffer.resize(size);
+      file_.read_at(buffer.data(), end - begin, base + begin);
+      data = buffer.data();
+    }
+    check(checksum(data, size));
+    for (Copy& part : parts) {
+      part.from -= elements.begin;
+      copy_out(part, data, out, element);
+    }
+  }
+  return bytes;
+}
+
+std::int64_t StoredData::read_unchecked(const StoredEntry& entry, const Copies& copies, void* to) const {
   const std::int64_t element = element_size(entry.dtype);
   const std::int64_t base = header_.data_begin + entry.begin;
   auto* const out = static_cast<char*>(to);
   const bool in_memory = lies_in_memory(base, entry.bytes());
-  if (const std::uint32_t* sum = checksum_of(entry); sum && is_identity(copies, entry.bytes() / element)) {
+  const auto sum = words_ ? entry_checksum(*words_, entry) : std::nullopt;
+  if (sum && is_identity(copies, entry.bytes() / element)) {
     std::uint32_t found = 0;
     if (in_memory) found = copy_with_checksum(out, map() + base, static_cast<std::size_t>(entry.bytes()));
     for (std::int64_t at = in_memory ? entry.bytes() : 0; at < entry.bytes(); at += kChunk) {
@@ -101,7 +195,7 @@ std::int64_t StoredData::read(const StoredEntry& entry, const Copies& copies, vo
       file_.read_at(out + at, n, base + at);
       found = checksum(out + at, static_cast<std::size_t>(n), found);
     }
-    if (found != *sum) refuse_checksum(entry);
+    if (found != *sum) throw Error(ErrorKind::kInvalidArgument, damage_text(entry, {0, entry.bytes()}));
     return entry.bytes();
   }
   std::int64_t bytes = 0;
@@ -111,29 +205,40 @@ std::int64_t StoredData::read(const StoredEntry& entry, const Copies& copies, vo
       for_each_run(copy, [&](std::int64_t f, std::int64_t t, std::int64_t n) {
         file_.read_at(out + t * element, n * element, base + f * element);
       });
-    } else if (base % element == 0) {
-      play({copy}, map() + base, to, element);
-    } else {  // others' files need not be aligned
-      const char* const from = map() + base;
-      for_each_run(copy, [&](std::int64_t f, std::int64_t t, std::int64_t n) {
-        std::memcpy(out + t * element, from + f * element, static_cast<std::size_t>(n * element));
-      });
+    } else {
+      copy_out(copy, map() + base, out, element);
     }
   }
   return bytes;
 }
 
-bool StoredData::verify(const StoredEntry& entry) const {
-  const std::uint32_t* sum = checksum_of(entry);
-  if (!sum) return true;
-  std::vector<char> buffer(static_cast<std::size_t>(std::min(kChunk, entry.bytes())));
+std::vector<std::string> StoredData::verify(const StoredEntry& entry) const {
+  std::vector<std::string> wrong;
+  const auto sum = words_ ? entry_checksum(*words_, entry) : std::nullopt;
+  if (!sum) return wrong;
+  const std::int64_t step = has_blocks() ? words_->block : kChunk;
+  std::vector<char> buffer(static_cast<std::size_t>(std::min(step, entry.bytes())));
   std::uint32_t found = 0;
-  for (std::int64_t at = 0; at < entry.bytes(); at += kChunk) {
-    const std::int64_t n = std::min(kChunk, entry.bytes() - at);
+  Interval damaged{0, 0};  // neighbours as one
+  const auto tell = [&] {
+    if (!damaged.empty()) wrong.push_back(damage_text(entry, damaged));
+    damaged = {0, 0};
+  };
+  for (std::int64_t at = 0; at < entry.bytes(); at += step) {
+    const std::int64_t n = std::min(step, entry.bytes() - at);
     file_.read_at(buffer.data(), n, header_.data_begin + entry.begin + at);
-    found = checksum(buffer.data(), static_cast<std::size_t>(n), found);
+    if (!has_blocks()) {
+      found = checksum(buffer.data(), static_cast<std::size_t>(n), found);
+    } else if (checksum(buffer.data(), static_cast<std::size_t>(n)) ==
+               words_->entries.at(entry.name).blocks[static_cast<std::size_t>(at / step)]) {
+      tell();
+    } else {
+      damaged = {damaged.empty() ? at : damaged.begin, at + n};
+    }
   }
-  return found == *sum;
+  if (!has_blocks() && found != *sum) damaged = {0, entry.bytes()};
+  tell();
+  return wrong;
 }
 
 Checkpoint Checkpoint::open(const std::string& path) {
@@ -179,6 +284,12 @@ Checkpoint Checkpoint::open(const std::string& path) {
   for (const std::string& name : names) checkpoint.index_.files.push_back(StoredFile{name});
   checkpoint.data_.resize(names.size());
   for (std::size_t i = 0; i < names.size(); ++i) checkpoint.add_whole(static_cast<std::int64_t>(i));
+  for (const auto& data : checkpoint.data_) {
+    if (!data->words() || data->words()->ranks == 0) continue;
+    fail_invalid("checkpoint", {.what = in_quotes(index_path) + ": the part that save_checkpoint writes is missing",
+                                .got = "no metadata.dtensor, which " + in_quotes(data->path()) + " was saved with",
+                                .advice = "an earlier checkpoint, or an undamaged copy of the index"});
+  }
   for (const auto& [name, where] : parsed.weight_map) {
     const auto found = checkpoint.index_.tensors.find(name);
     const auto at = std::distance(names.begin(), names.find(where));
@@ -193,6 +304,20 @@ Checkpoint Checkpoint::open(const std::string& path) {
 bool Checkpoint::has_checksums() const noexcept {
   return is_ours() ||
          std::all_of(data_.begin(), data_.end(), [](const auto& data) { return data && data->words() != nullptr; });
+}
+
+bool Checkpoint::has_blocks() const noexcept {
+  if (is_ours()) return index_.version >= 2;
+  return std::all_of(data_.begin(), data_.end(), [](const auto& data) { return data && data->has_blocks(); });
+}
+
+std::string Checkpoint::unverified_text() const {
+  if (has_blocks()) return {};
+  return in_quotes(path_) +
+         (has_checksums() ? " was written by an older version of dtensor: damaged data is noticed only where a "
+                            "piece is read as it was saved, not on another layout"
+                          : " was not written by dtensor, and has no checksums: damaged data is not noticed") +
+         "; save it again, or run dtensor checkpoint convert, to have every block verified";
 }
 
 void Checkpoint::add_whole(std::int64_t number) {
@@ -222,7 +347,7 @@ const StoredData& Checkpoint::file(std::int64_t rank) {
   ++opened_;
   const FileWords* words = data->words();
   if (is_ours() && (data->bytes() != expected->bytes || data->header_checksum() != expected->header || !words ||
-                    words->id != index_.id || words->rank != rank)) {
+                    words->version != index_.version || words->id != index_.id || words->rank != rank)) {
     fail(ErrorKind::kInvalidArgument, "checkpoint",
          {.what = "not the file that was saved",
           .got = in_quotes(data->path()) + " of " + std::to_string(data->bytes()) + " bytes, header " +
@@ -309,11 +434,7 @@ std::vector<std::string> Checkpoint::verify() {
         const StoredData& data = file(rank);
         const StoredEntry& entry = entry_of(name, tensor, *at, data);
         used[static_cast<std::size_t>(rank)].insert(entry.name);
-        if (!data.verify(entry)) {
-          fail(ErrorKind::kInvalidArgument, "checkpoint",
-               {.what = "the data is not what was saved: its checksum is another",
-                .got = in_quotes(entry.name) + " in " + in_quotes(data.path())});
-        }
+        for (std::string& text : data.verify(entry)) wrong.push_back(std::move(text));
       });
     }
     if (numel != tensor.spec.meta().numel()) wrong.push_back("the pieces of " + in_quotes(name) + " are not all of it");

@@ -28,18 +28,26 @@ class StoredData {
   // Null when there is none, or (with words) it is a piece.
   const StoredEntry* find(const std::string& name) const;
 
-  // Elements of an entry to a memory, as the copies say. Long runs are read where they belong, short ones come out of
-  // the mapped file. Compares the checksum when this is the whole entry in its own order. Returns the bytes read.
+  // Copies elements of an entry to a memory. Returns the bytes read.
+  // A file of version 2 on: reads every block that has such an element, as a whole, and compares its checksum before
+  // anything is copied out of it; a block that goes to the memory as one run is read there directly. Needs a buffer of
+  // one block.
+  // Other files: reads the elements alone; compares the checksum, if there is one, when they are all of the entry in
+  // its own order.
   std::int64_t read(const StoredEntry& entry, const Copies& copies, void* to) const;
-  // Reads all of an entry and compares its checksum; false when it is another, true when it is right or there is none.
-  bool verify(const StoredEntry& entry) const;
+  // Reads all of an entry and compares its checksums. What is wrong, in words; nothing where it has no checksums.
+  std::vector<std::string> verify(const StoredEntry& entry) const;
+  // Has every block of it a checksum?
+  bool has_blocks() const noexcept { return words_ && words_->version >= 2; }
 
  private:
+  std::int64_t read_blocks(const StoredEntry& entry, const Copies& copies, void* to) const;
+  std::int64_t read_unchecked(const StoredEntry& entry, const Copies& copies, void* to) const;
   const char* map() const;
   // Has the system these bytes in its memory? Then they are best copied from where they lie.
   bool lies_in_memory(std::int64_t offset, std::int64_t bytes) const;
-  [[noreturn]] void refuse_checksum(const StoredEntry& entry) const;
-  const std::uint32_t* checksum_of(const StoredEntry& entry) const;
+  // That these bytes of an entry are damaged.
+  std::string damage_text(const StoredEntry& entry, Interval bytes) const;
 
   File file_;
   std::int64_t bytes_ = 0;
@@ -67,9 +75,14 @@ class Checkpoint {
 
   // One of our files alone has no id, but checksums.
   bool has_checksums() const noexcept;
+  // Is everything that read() reads verified? Not in checkpoints of version 1, and not in other programs' files.
+  bool has_blocks() const noexcept;
+  // Says so, for a warning; empty where everything is verified.
+  std::string unverified_text() const;
 
   // The part of a tensor that the wanted layout gives to this coordinate, of the type that the files have. Opens only
-  // the files that have some of it. Returns the bytes read: those of the part.
+  // the files that have some of it. Returns the bytes read: those of the blocks that the part touches (see
+  // StoredData::read).
   std::int64_t read(const std::string& name, const Spec& wants, const Dims& coordinate, const Dims& stride, void* to);
   // A file by its number; an error that names it when it is not the one that was saved.
   const StoredData& file(std::int64_t rank);

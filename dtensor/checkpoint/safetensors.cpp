@@ -138,7 +138,7 @@ StoredHeader parse_header(std::string_view json, std::int64_t file_bytes, std::s
   header.data_bytes = file_bytes - header.data_begin;
   if (header.data_bytes < 0) reader.refuse("the file ends inside its header");
   if (json.empty() || json[0] != '{') reader.refuse("not a safetensors file: its header is not an object");
-  const Json root = parse_strict(json, "safetensors");
+  const Json root = parse_strict(json, "safetensors", file);
   for (const auto& [name, value] : root.items()) {
     if (name == "__metadata__") {
       reader.metadata(value, header.metadata);

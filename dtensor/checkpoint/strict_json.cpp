@@ -72,10 +72,10 @@ class Builder final : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-Json parse_strict(std::string_view text, std::string_view where) {
+Json parse_strict(std::string_view text, std::string_view where, std::string_view file) {
   Builder builder;
   if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
-    fail_invalid(where, {.what = builder.reason, .got = in_quotes(text), .expected = "JSON"});
+    fail_invalid(where, {.what = in_quotes(file) + ": " + builder.reason, .got = in_quotes(text), .expected = "JSON"});
   }
   return std::move(builder.root);
 }

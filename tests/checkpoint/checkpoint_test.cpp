@@ -117,7 +117,7 @@ TEST(Checkpoint, AnyMeshInAnyMeshOut) {
       const DeviceMesh mesh = init_device_mesh(world, at::kCPU, meshes[turn]);
       const NamedTensors tensors = tensors_on(mesh, false, turn);
       const LoadReport report = load_checkpoint(folder.path(), tensors, {.strict = false});
-      EXPECT_EQ(report.bytes_read, report.bytes_needed);
+      EXPECT_GE(report.bytes_read, report.bytes_needed);  // exactly which: Stored.AnyLayoutInAnyLayoutOut
       EXPECT_EQ(report.loaded.size() + report.missing.size(), tensors.size());
       EXPECT_GT(report.loaded.size(), 50u);
       std::int64_t bytes = 0;
@@ -130,7 +130,7 @@ TEST(Checkpoint, AnyMeshInAnyMeshOut) {
             << name << " " << tensor.spec().to_string();
         bytes += tensor.to_local().nbytes();
       }
-      EXPECT_EQ(report.bytes_read, bytes);
+      EXPECT_EQ(report.bytes_needed, bytes);
     });
   }
 }
@@ -329,7 +329,9 @@ TEST(Checkpoint, ReplicasShareTheWork) {
     const SaveReport report = save_checkpoint(folder.path(), {{"w", distribute_tensor(full, mesh, {Replicate()})}});
     EXPECT_EQ(report.bytes, 8 << 20);
     const DTensor back = zeros({2048, 4096}, mesh, {Shard(1)});
-    EXPECT_EQ(load_checkpoint(folder.path(), {{"w", back}}).bytes_read, 8 << 20);
+    const LoadReport loaded = load_checkpoint(folder.path(), {{"w", back}});
+    EXPECT_EQ(loaded.bytes_needed, 8 << 20);
+    EXPECT_EQ(loaded.bytes_read, 32 << 20);  // rows were saved, columns are wanted: some of every block
     EXPECT_TRUE(same_bits(back.full_tensor(), full));
   });
 }

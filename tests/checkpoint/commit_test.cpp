@@ -191,21 +191,24 @@ TEST(Commit, WhatIsMissingOrDamagedIsNamed) {
   std::string damaged = bytes;
   damaged[damaged.size() - 5] ^= 1;  // in the data
   testing::write_bytes(file, damaged);
-  // Only a piece that is read whole can be compared: rank 1's, in the layout that it was saved in.
+  const std::string text =
+      "[checkpoint] the data is not what was saved: its checksum is another; got bytes " +
+      std::to_string(bytes.size() - 22 * 256 * 4) + " to " + std::to_string(bytes.size()) + " of " + in_quotes(file) +
+      ", which hold 'a' (as 'a@1'); try an earlier checkpoint, or an undamaged copy of this file; dtensor checkpoint "
+      "verify lists all damage";
+  EXPECT_EQ(error_of(read), text);
   const Spec same = Spec::parse("f32[64,256] @ 3(x) : S(0)");
-  EXPECT_EQ(error_of([&] {
-              Checkpoint::open(where).read("a", same, {1}, {256, 1}, values.data());
-            }),
-            "[checkpoint] the data is not what was saved: its checksum is another; got 'a@1' in " + in_quotes(file) +
-                "; try an earlier checkpoint");
-  ASSERT_EQ(Checkpoint::open(where).verify().size(), 1u);
-  EXPECT_EQ(Checkpoint::open(where).verify()[0],
-            "[checkpoint] the data is not what was saved: its checksum is another; got 'a@1' in " + in_quotes(file));
+  EXPECT_EQ(error_of([&] { Checkpoint::open(where).read("a", same, {1}, {256, 1}, values.data()); }), text);
+  EXPECT_EQ(Checkpoint::open(where).verify(), std::vector<std::string>{text});
   testing::write_bytes(file, bytes.substr(0, bytes.size() - 1));
   EXPECT_NE(error_of(read).find("the file ends before its entries do"), std::string::npos) << error_of(read);
   damaged = bytes;
   damaged[damaged.find("\"dtensor.rank\":\"1\"") + 16] = '2';
   testing::write_bytes(file, damaged);
+  EXPECT_EQ(error_of(read).substr(0, error_of(read).find(';')),
+            "[checkpoint] " + in_quotes(file) + ": the header is not what was saved: its checksum is another");
+  // A sound file, but another rank's.
+  testing::write_bytes(file, testing::bytes_of(where + "/model-00003-of-00003.safetensors"));
   EXPECT_NE(error_of(read).find("[checkpoint] not the file that was saved; got " + in_quotes(file)), std::string::npos)
       << error_of(read);
   ::unlink(file.c_str());

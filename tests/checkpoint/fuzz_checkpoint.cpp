@@ -19,7 +19,15 @@ void header(std::string_view bytes) {
   for (const StoredEntry& entry : read.entries) total += entry.bytes();
   if (total != read.data_bytes) std::abort();
   (void)parse_info(read.metadata, "fuzz");
-  (void)parse_words(read, "fuzz");
+  if (const auto words = parse_words(read, "fuzz"); words && words->version >= 2) {
+    if (!is_block_size(words->block)) std::abort();
+    for (const StoredEntry& entry : read.entries) {
+      const auto count = static_cast<std::int64_t>(words->entries.at(entry.name).blocks.size());
+      if (count != num_blocks(entry.bytes(), words->block)) std::abort();
+      (void)entry_checksum(*words, entry);
+    }
+    check_seal(bytes.substr(0, static_cast<std::size_t>(8 + json)), "fuzz");
+  }
   // What is printed of it reads as the same.
   std::vector<StoredEntry> entries = read.entries;
   const std::string text = print_header(entries, read.metadata);

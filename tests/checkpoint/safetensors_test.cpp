@@ -67,9 +67,9 @@ TEST(Safetensors, RefusesWhatDoesNotFit) {
   const Bad table[] = {
       {"", 0, "'f': not a safetensors file: its header is not an object"},
       {"[]", 0, "'f': not a safetensors file: its header is not an object"},
-      {"{", 0, "not JSON at byte 2; got '{'; expected JSON"},
-      {"{} x", 0, "not JSON at byte 4; got '{} x'; expected JSON"},
-      {R"({"a":1,"a":2})", 0, R"(the name 'a' stands twice; got '{"a":1,"a":2}'; expected JSON)"},
+      {"{", 0, "'f': not JSON at byte 2; got '{'; expected JSON"},
+      {"{} x", 0, "'f': not JSON at byte 4; got '{} x'; expected JSON"},
+      {R"({"a":1,"a":2})", 0, R"('f': the name 'a' stands twice; got '{"a":1,"a":2}'; expected JSON)"},
       {R"({"a":1})", 0, "'f': the entry 'a' is not an object"},
       {R"({"a":{"shape":[],"data_offsets":[0,4]}})", 4, "'f': the entry 'a' has no dtype"},
       {R"({"a":{"dtype":"F99","shape":[],"data_offsets":[0,4]}})", 4,
@@ -98,7 +98,7 @@ TEST(Safetensors, RefusesWhatDoesNotFit) {
        "'f': the file goes on after its entries; got 9 bytes of data; expected 8"},
       {R"({"__metadata__":{"a":1}})", 0, "'f': __metadata__ has something else than text under 'a'"},
       {R"({"__metadata__":[]})", 0, "'f': __metadata__ is not an object"},
-      {"{\"a\":[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]}", 0, "more than 16 levels"},
+      {"{\"a\":[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]}", 0, "'f': more than 16 levels"},
   };
   for (const Bad& bad : table) {
     const std::string json = bad.json;

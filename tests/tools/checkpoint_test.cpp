@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tests/checkpoint/store.h"
 #include "tests/tools/run_tool.h"
@@ -81,8 +83,76 @@ TEST(CheckpointCommand, MergesAndReshards) {
   EXPECT_TRUE(resharded.verify().empty());
   dtensor::testing::expect_reads(resharded, "layer.weight", Spec::parse("f32[8,6] @ 3(x) : S(0)"));
   dtensor::testing::expect_reads(resharded, "layer.bias", Spec::parse("f32[6] @ 3(x) : S(0)"));
-  EXPECT_EQ(run("checkpoint convert " + file + " " + folder / "c" + " --only nothing").code, 2);
+  const Outcome nothing = run("checkpoint convert " + file + " " + folder / "c" + " --only nothing --weights");
+  EXPECT_EQ(nothing.code, 2);
+  EXPECT_TRUE(
+      contains(nothing.output, "no tensor of the checkpoint is left to convert; got --only 'nothing' --weights"))
+      << nothing.output;
   EXPECT_EQ(run("checkpoint convert " + file + " " + folder / "c" + " --place 'x'").code, 2);
+}
+
+// A model whose parameters have names like those of the optimizer's state.
+std::vector<SaveItem> tied_items() {
+  const Spec spec = Spec::parse("f32[8,6] @ 2(x) : S(0)");
+  return {{"output.weight", spec},
+          {"optimizer.output.weight.exp_avg", spec},
+          {"optimizer.output.weight.exp_avg_sq", spec},
+          {"optimizer.gate", spec},  // a module of the model that has this name
+          {"layers.0.weight", spec},
+          {"layers.0.bias", spec}};
+}
+
+std::set<std::string> names_of(const std::string& path) {
+  std::set<std::string> names;
+  const Checkpoint checkpoint = Checkpoint::open(path);
+  for (const auto& [name, tensor] : checkpoint.tensors()) names.insert(name);
+  return names;
+}
+
+TEST(CheckpointCommand, TakesTheWeightsAlone) {
+  const Folder folder;
+  const std::map<std::string, std::string> numbers = {{"optimizer.kind", "Adam"}, {"epoch", "3"}};
+  dtensor::testing::save_all(folder / "a", tied_items(), 2, {.step = 4, .state = numbers});
+  const std::string file = folder / "model.safetensors";
+  const std::set<std::string> weights = {"output.weight", "optimizer.gate", "layers.0.weight", "layers.0.bias"};
+  ASSERT_EQ(run("checkpoint convert --weights " + folder / "a" + " " + file).code, 0);
+  EXPECT_EQ(names_of(file), weights);
+  EXPECT_EQ(Checkpoint::open(file).info().state, (std::map<std::string, std::string>{{"epoch", "3"}}));
+  ASSERT_EQ(run("checkpoint convert " + folder / "a" + " " + folder / "b" + " --weights --mesh x=2").code, 0);
+  EXPECT_EQ(names_of(folder / "b"), weights);
+  EXPECT_FALSE(Checkpoint::open(folder / "b").info().state.contains("optimizer.kind"));
+  // All of it takes the optimizer's numbers along.
+  ASSERT_EQ(run("checkpoint convert " + folder / "a" + " " + folder / "c").code, 0);
+  EXPECT_EQ(names_of(folder / "c").size(), 6u);
+  EXPECT_EQ(Checkpoint::open(folder / "c").info().state, numbers);
+}
+
+TEST(CheckpointCommand, ExcludesNames) {
+  const Folder folder;
+  dtensor::testing::save_all(folder / "a", tied_items(), 2, {.step = 4, .state = {{"optimizer.kind", "Adam"}}});
+  const std::string file = folder / "model.safetensors";
+  ASSERT_EQ(
+      run("checkpoint convert --exclude 'optimizer.output.*' --exclude '*.bias' " + folder / "a" + " " + file).code, 0);
+  EXPECT_EQ(names_of(file), (std::set<std::string>{"output.weight", "optimizer.gate", "layers.0.weight"}));
+  EXPECT_TRUE(Checkpoint::open(file).info().state.empty());  // who resumes from it is told that there is no optimizer
+  ASSERT_EQ(run("checkpoint convert " + folder / "a" + " " + file + " --only 'o*' --exclude 'optimizer.*'").code, 0);
+  EXPECT_EQ(names_of(file), std::set<std::string>{"output.weight"});
+  EXPECT_EQ(run("checkpoint convert " + folder / "a" + " " + file + " --exclude '*'").code, 2);
+  // The help says how to take the weights, and its example does.
+  const Outcome help = run("checkpoint --help");
+  EXPECT_TRUE(contains(help.output, "model.safetensors --weights\n")) << help.output;
+  EXPECT_FALSE(contains(help.output, "[!o]*")) << help.output;
+}
+
+TEST(CheckpointCommand, WarnsWhereNothingIsVerified) {
+  const Folder folder;
+  const Outcome got = run("checkpoint convert " VERSION1_FOLDER " " + folder / "new");
+  EXPECT_EQ(got.code, 0);
+  EXPECT_TRUE(contains(got.output, "warning: '" VERSION1_FOLDER "' was written by an older version of dtensor: "))
+      << got.output;
+  const Outcome again = run("checkpoint convert " + folder / "new" + " " + folder / "newer");
+  EXPECT_EQ(again.code, 0);
+  EXPECT_FALSE(contains(again.output, "warning")) << again.output;
 }
 
 }  // namespace

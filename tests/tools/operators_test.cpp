@@ -10,7 +10,7 @@
 namespace {
 
 TEST(OperatorsCommand, PrintsThePageThatIsInTheDocs) {
-  const auto page = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path() / "docs" / "operators.md";
+  const auto page = std::filesystem::path(DTENSOR_SOURCE_DIR) / "docs" / "operators.md";
   std::ostringstream text;
   text << std::ifstream(page).rdbuf();
   EXPECT_TRUE(run("operators").output == text.str()) << "dtensor operators >docs/operators.md";
