@@ -17,6 +17,7 @@
 #include "dtensor/parallel/styles.h"
 #include "dtensor/runtime/accumulate.h"
 #include "dtensor/runtime/clip.h"
+#include "dtensor/runtime/custom_function.h"
 #include "dtensor/runtime/dispatch.h"
 #include "dtensor/runtime/explain.h"
 #include "dtensor/runtime/factories.h"

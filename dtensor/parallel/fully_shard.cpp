@@ -14,8 +14,10 @@
 #include "dtensor/core/error.h"
 #include "dtensor/parallel/mesh_dim.h"
 #include "dtensor/runtime/buckets.h"
+#include "dtensor/runtime/compat_impl.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/module.h"
+#include "dtensor/runtime/one_model.h"
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/record.h"
 #include "dtensor/runtime/redistribute.h"
@@ -83,6 +85,7 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
   // The parts become pieces of one buffer, which is what is sent. Once, before the first use.
   void adopt() {
     const at::NoGradGuard no_grad;
+    const NotInferenceMode keeps_autograd;
     room_ = 0;
     for (Member& member : members_) {
       member.at = room_;
@@ -95,9 +98,16 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
 
   void before_use(const at::Tensor& tensor, Use wanted) override {
     const bool of_gathered = is_gathered_form(payload_of(tensor));
-    if (wanted == Use::kRead && (of_gathered || is_parameter(tensor))) return use();
+    if (wanted == Use::kRead && (of_gathered || is_parameter(tensor))) {
+      if ((gathered_ || on_its_way_) && is_out_of_date(tensor)) {
+        forget_gather();
+        reshard();
+      }
+      return use();
+    }
     if (wanted == Use::kLook && of_gathered) return look(tensor);
-    if (wanted == Use::kRead || wanted == Use::kLook) return;
+    if (wanted == Use::kLayout && of_gathered && !comes_and_goes(tensor)) return look(tensor);
+    if (wanted == Use::kRead || wanted == Use::kLook || wanted == Use::kLayout) return;
     forget_gather();
     // Its part, by a handle from before: what was gathered of it is out of date then.
     if (!of_gathered) return reshard();
@@ -113,6 +123,16 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
                  {.what = "a view of a gathered parameter is written, or its part taken: its memory does not stay",
                   .got = payload_of(tensor).spec.to_string(),
                   .advice = "the parameter itself, or clone()"});
+  }
+
+  at::Tensor gathered(const at::Tensor& tensor) override {
+    if (!gathered_ || !shows_parts_) return tensor;
+    for (const Member& member : members_) {
+      if (member.parameter._unsafe_get_target() != tensor.unsafeGetTensorImpl()) continue;
+      const NotInferenceMode as_the_parameter;  // libtorch takes views of it for views of the parameter
+      return wrap_value(member.full, member.whole, payload_of(tensor).traits);
+    }
+    return tensor;
   }
 
   // The parameter itself, or the same detached, shows its part: what is gathered stays for those who read it whole.
@@ -161,6 +181,7 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
     std::int64_t at = 0;  // of its part in the buffer
     at::Tensor part = {};
     at::Tensor full = {};
+    std::uint32_t version = 0;               // of the parameter, when it was gathered
     mutable const Payload* shown = nullptr;  // what the parameter was given last
   };
 
@@ -209,6 +230,20 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
                        [&](const Member& m) { return m.parameter._unsafe_get_target() == impl; });
   }
 
+  // Was its part written since it was gathered, through a local tensor that the program has? And a pass with gradients
+  // gathers again what was gathered without: the program may have written in between, through data(), where nobody
+  // counts.
+  bool is_out_of_date(const at::Tensor& tensor) const {
+    if (gathered_ && gathered_without_gradients_ && at::GradMode::is_enabled() && !in_backward()) return true;
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    return std::any_of(members_.begin(), members_.end(), [&](const Member& m) {
+      return m.parameter._unsafe_get_target() == impl && m.version != version_of(tensor);
+    });
+  }
+  static std::uint32_t version_of(const at::Tensor& tensor) {
+    return tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
+  }
+
   // A gathered parameter, or what was taken from one: it looks at the memory that comes and goes.
   bool is_gathered_form(Payload& payload) const {
     const at::Tensor& local = payload.local();
@@ -219,10 +254,15 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
                        [&](const Member& m) { return local.storage().is_alias_of(m.full.storage()); });
   }
 
-  void lay_out(const at::Tensor& parameter, const at::Tensor& local, const Spec& spec) {
-    const at::Tensor value = wrap(local, spec, mesh_, {.shared = true, .traits = payload_of(parameter).traits});
+  at::Tensor wrap_value(const at::Tensor& local, const Spec& spec, const std::shared_ptr<ParameterTraits>& traits) {
+    at::Tensor value = wrap(local, spec, mesh_, {.shared = true, .traits = traits});
     payload_of(value).unit = shared_from_this();
-    exchange(parameter, value);
+    return value;
+  }
+
+  void lay_out(const at::Tensor& parameter, const at::Tensor& local, const Spec& spec) {
+    const NotInferenceMode keeps_autograd;
+    exchange(parameter, wrap_value(local, spec, payload_of(parameter).traits));
   }
 
   // How the parts lie in one row, for each part of the mesh that is not asked.
@@ -239,6 +279,10 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
     static const std::string* op = new std::string("fully_shard");
     static const std::string* reason = new std::string("a unit's parameters are gathered before they are used");
     const CommCause cause(*op, *reason, /*asked=*/true);
+    for (Member& member : members_) {
+      const at::Tensor parameter = handle(member);
+      if (parameter.defined()) member.version = version_of(parameter);
+    }
     const Spec from = row_spec(false);
     at::Tensor mine = flat_;
     if (mine.defined() && options_.param_dtype) mine = mine.to(*options_.param_dtype);
@@ -249,7 +293,7 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
     start_gather();
     const at::Tensor row = on_its_way_->result();
     on_its_way_.reset();
-    gathered_ = true;
+    gathered_ = shows_parts_ = true;
     units_->gathered.push_back(weak_from_this());
     units_->bytes.now += full_bytes_;
     units_->bytes.peak = std::max(units_->bytes.peak, units_->bytes.now);
@@ -270,7 +314,6 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
         }
       }
     }
-    show_whole();
   }
 
   void show_whole() {
@@ -283,15 +326,21 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
 
   void use() {
     call_ = OneCall::current();
-    if (gathered_ && shows_parts_) show_whole();
+    const bool backward = in_backward();
+    // Without gradients operators are given what was gathered, and the parameters keep what they show.
+    const bool shows_whole = backward || at::GradMode::is_enabled();
+    if (gathered_ && shows_parts_ && shows_whole) show_whole();
     if (gathered_ && units_->current == this) return;
     const at::NoGradGuard no_grad;
-    const bool backward = in_backward();
     units_->current = this;
     used_ = true;
     used_backward_ = used_backward_ || backward;
     release_others(backward);
-    if (!gathered_) finish_gather();
+    if (!gathered_) {
+      finish_gather();
+      gathered_without_gradients_ = !shows_whole;
+      if (shows_whole) show_whole();
+    }
     if (backward) torch::autograd::Engine::get_default_engine().queue_callback([units = units_] { units->release(); });
     prefetch_after(backward);
   }
@@ -347,10 +396,28 @@ class Unit final : public GatherUnit, public std::enable_shared_from_this<Unit> 
   at::Tensor flat_;              // this rank's parts
   std::shared_ptr<Execution> on_its_way_;
   bool gathered_ = false;
-  bool shows_parts_ = false;    // some of its parameters, although it is gathered
+  bool shows_parts_ = false;  // some of its parameters, although it is gathered
+  bool gathered_without_gradients_ = false;
   bool used_ = false;           // since it was gathered
   bool used_backward_ = false;  // ever
   std::uint64_t call_ = 0;      // the operator that it was used by last
+};
+
+// What goes into a layer has the type that its parameters are gathered in.
+class CastInput final : public ParameterStyle {
+ public:
+  CastInput(c10::ScalarType type, std::shared_ptr<ParameterStyle> style) : type_(type), style_(std::move(style)) {}
+
+  at::Tensor input(const at::Tensor& x) override {
+    const at::Tensor moved = style_ ? style_->input(x) : x;
+    const bool casts = moved.defined() && moved.is_floating_point() && moved.scalar_type() != type_;
+    return casts ? moved.to(type_) : moved;
+  }
+  at::Tensor output(const at::Tensor& y) override { return style_ ? style_->output(y) : y; }
+
+ private:
+  const c10::ScalarType type_;
+  const std::shared_ptr<ParameterStyle> style_;  // of parallelize_module, if any
 };
 
 void Units::release() {
@@ -388,7 +455,8 @@ Spec spec_for(const std::string& name, const at::Tensor& parameter, const MeshDi
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
   const MeshDim at = mesh_dim_of(mesh, "fully_shard");
   std::vector<std::pair<at::Tensor, Spec>> mine;
-  std::vector<at::Tensor> buffers;
+  std::vector<std::pair<at::Tensor, Spec>> distributed;  // those of them that were before
+  std::vector<ToDistribute> plain;
   std::set<const c10::TensorImpl*> seen;
   std::set<const Unit*> inner;
   for (const auto& item : module.named_parameters()) {
@@ -398,20 +466,21 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
       inner.insert(static_cast<const Unit*>(payload_of(parameter).unit.get()));
     } else {
       mine.emplace_back(parameter, spec_for(item.key(), parameter, at));
-      if (!is_dtensor(parameter)) check_own_memory("fully_shard", item.key(), parameter);
+      if (is_dtensor(parameter)) {
+        distributed.push_back(mine.back());
+      } else {
+        plain.push_back({item.key(), parameter, mine.back().second, /*keeps_order=*/true});
+      }
     }
   }
+  const Placements whole(static_cast<std::size_t>(at.mesh.ndim()), Replicate());
   for (const auto& item : module.named_buffers()) {
     if (!item.value().defined() || is_dtensor(item.value())) continue;
     if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    check_own_memory("fully_shard", item.key(), item.value());
-    buffers.push_back(item.value());
+    plain.push_back({item.key(), item.value(), Spec::make(dense_meta(item.value()), at.mesh, whole)});
   }
-  for (const auto& [parameter, spec] : mine) distribute_in_place(parameter, at.mesh, spec);
-  const Placements whole(static_cast<std::size_t>(at.mesh.ndim()), Replicate());
-  for (const at::Tensor& buffer : buffers) {
-    distribute_in_place(buffer, at.mesh, Spec::make(meta_of(buffer), at.mesh, whole));
-  }
+  distribute_all("fully_shard", plain, at.mesh, {.source = options.source, .equal_copies = options.equal_copies});
+  for (const auto& [parameter, spec] : distributed) redistribute_in_place(parameter, spec);
   // Each unit has parameters of one type: they travel in one buffer.
   std::map<c10::ScalarType, std::vector<at::Tensor>> types;
   for (const auto& [parameter, spec] : mine) types[parameter.scalar_type()].push_back(parameter);
@@ -433,6 +502,11 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
       if (!payload.traits) payload.traits = std::make_shared<ParameterTraits>();
       payload.traits->bucket = bucket;
       payload.traits->home = payload.spec;
+      if (own.param_dtype.value_or(type) == type) continue;
+      payload.traits->style = std::make_shared<CastInput>(*own.param_dtype, payload.traits->style);
+      if (payload.traits->lookup) {
+        payload.traits->lookup = std::make_shared<CastInput>(*own.param_dtype, payload.traits->lookup);
+      }
     }
     // Nothing to gather, and nothing to cast.
     if (at.mesh.size(at.dim) == 1 && own.param_dtype.value_or(type) == type) continue;

@@ -19,6 +19,10 @@ struct FullyShardOptions {
   // own type unless said.
   std::optional<c10::ScalarType> param_dtype = {};
   std::optional<c10::ScalarType> reduce_dtype = {};
+  // Whose values the plain parameters and buffers get, as in DistributeOptions, by the index in the root mesh: the
+  // first rank's unless named.
+  std::optional<std::int64_t> source = {};
+  bool equal_copies = false;
 };
 
 // Cuts each of the module's parameters, gradients and so the optimizer's states into one part per rank of the mesh dim,
@@ -32,8 +36,14 @@ struct FullyShardOptions {
 //   loss(model->forward(distribute_tensor(x, mesh, {Shard(0), …}))).backward();
 //
 // Composes with parallelize_module over another dim of the same mesh, done before; dims that replicate the parameters
-// and cut the batch make it HSDP. `.grad()` and the parameters show their parts outside of forward and backward passes.
-// Errors, before anything is changed: a mesh of more dims, parameters on another mesh, 0-d parameters.
+// and cut the batch make it HSDP. `.grad()` and the parameters show their parts outside of forward and backward passes,
+// and in forward passes without gradients (NoGradGuard, InferenceMode). After a forward pass that no backward pass
+// follows, the last unit stays gathered until the next pass; where that pass had gradients, its parameters keep
+// `param_dtype` until then. Inputs of Linear, convolutions and norms are cast to `param_dtype`.
+// All ranks of the root mesh get the values of one of them, as with distribute_module; parameters that are distributed
+// already keep theirs, and tensors on the meta device stay without values.
+// Errors, before anything is changed: a mesh of more dims, parameters on another mesh, 0-d parameters, tensors that
+// share memory with each other, other names, shapes or types on some ranks.
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 template <class Impl>

@@ -14,6 +14,7 @@
 #include "dtensor/runtime/buckets.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/module.h"
+#include "dtensor/runtime/one_model.h"
 #include "dtensor/runtime/payload.h"
 #include "dtensor/runtime/redistribute.h"
 #include "dtensor/runtime/tensor.h"
@@ -21,21 +22,27 @@
 namespace dtensor {
 namespace {
 
-// The last input that was moved, so that those who share it (wq, wk, wv) share what came of it.
+class Layouts;
+
+// The last input that was moved, so that the layers that share it (wq, wk, wv) share what came of it. Each layer reads
+// it once: when a layer asks again, that is another forward pass, and the program may have written to the input through
+// data(), where nobody counts.
 class Memo {
  public:
-  at::Tensor find(const at::Tensor& x, const Spec& to) const {
+  at::Tensor find(const at::Tensor& x, const Spec& to, const Layouts* reader) {
     if (x.unsafeGetTensorImpl() != from_ || !to_ || !(*to_ == to) || at::GradMode::is_enabled() != grad_) return {};
     // Nobody counts writes to inference tensors; what had no gradient to give then may have one now.
     if (x.is_inference() || x._version() != version_ || x.requires_grad() != needs_grad_) return {};
     // The address may be another tensor's by now.
     const auto alive = known_.lock();
-    if (!alive) return {};
+    if (!alive || std::find(readers_.begin(), readers_.end(), reader) != readers_.end()) return {};
+    readers_.push_back(reader);
     auto moved = moved_.lock();
     return moved ? at::Tensor(std::move(moved)) : at::Tensor();
   }
-  void keep(const at::Tensor& x, const Spec& to, const at::Tensor& moved) {
+  void keep(const at::Tensor& x, const Spec& to, const at::Tensor& moved, const Layouts* reader) {
     if (x.is_inference()) return;
+    readers_ = {reader};
     from_ = x.unsafeGetTensorImpl();
     known_ = WeakTensor(x.getIntrusivePtr());
     version_ = x._version();
@@ -56,6 +63,7 @@ class Memo {
   bool grad_ = false;
   bool needs_grad_ = false;
   at::Tensor held_;
+  std::vector<const Layouts*> readers_;
 };
 
 class Layouts final : public ParameterStyle {
@@ -67,9 +75,9 @@ class Layouts final : public ParameterStyle {
   at::Tensor input(const at::Tensor& x) override {
     if (!input_ || !has_payload(x)) return x;
     const Spec to = with_placement_on(payload_of(x).spec, mesh_dim_, *input_);
-    if (const at::Tensor known = memo_->find(x, to); known.defined()) return known;
+    if (const at::Tensor known = memo_->find(x, to, this); known.defined()) return known;
     const at::Tensor result = moved(x, to);
-    memo_->keep(x, to, result);
+    memo_->keep(x, to, result, this);
     return result;
   }
 
@@ -234,7 +242,7 @@ Cutting cutting_of(const ParallelStyle& style, const torch::nn::Module& module, 
 Spec spec_of(const Task& task, const MeshDim& at) {
   const Placements whole(static_cast<std::size_t>(at.mesh.ndim()), Replicate());
   const Spec now =
-      is_dtensor(task.tensor) ? payload_of(task.tensor).spec : Spec::make(meta_of(task.tensor), at.mesh, whole);
+      is_dtensor(task.tensor) ? payload_of(task.tensor).spec : Spec::make(dense_meta(task.tensor), at.mesh, whole);
   if (is_dtensor(task.tensor) && !(*payload_of(task.tensor).mesh == at.mesh)) {
     fail_invalid("parallelize_module", {.what = "a parameter that is distributed over another mesh",
                                         .got = "\"" + task.name + "\" on " + payload_of(task.tensor).mesh->to_string(),
@@ -350,34 +358,40 @@ SequenceParallel::SequenceParallel(std::int64_t dim)
 PrepareModuleInput::PrepareModuleInput(const Placement& layout) : ParallelStyle{Kind::kInput, {.input = layout}} {}
 PrepareModuleOutput::PrepareModuleOutput(const Placement& layout) : ParallelStyle{Kind::kOutput, {.output = layout}} {}
 
-void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan) {
+void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
+                        const ParallelizeOptions& options) {
   const MeshDim at = mesh_dim_of(mesh, "parallelize_module");
   const std::vector<Task> tasks = tasks_of(module, plan);
   std::vector<Spec> specs;
   specs.reserve(tasks.size());
+  std::vector<ToDistribute> plain;
+  std::vector<bool> is_plain;
   for (const Task& task : tasks) {
     specs.push_back(spec_of(task, at));
-    if (!is_dtensor(task.tensor)) check_own_memory("parallelize_module", task.name, task.tensor);
+    is_plain.push_back(!is_dtensor(task.tensor));
+    if (is_plain.back()) plain.push_back({task.name, task.tensor, specs.back()});
   }
+  distribute_all("parallelize_module", plain, at.mesh,
+                 {.source = options.source, .equal_copies = options.equal_copies});
 
   const auto memo = std::make_shared<Memo>();
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const Task& task = tasks[i];
-    distribute_in_place(task.tensor, at.mesh, specs[i]);
+    if (!is_plain[i]) redistribute_in_place(task.tensor, specs[i]);
     if (!task.style) continue;
     Payload& payload = payload_of(task.tensor);
     const auto traits = payload.traits ? payload.traits : std::make_shared<ParameterTraits>();
     const auto layouts = [&](const ParallelStyle& style) {
-      StyleOptions options = style.options;
-      if (style.kind == ParallelStyle::Kind::kRowwise && !options.input) {
+      StyleOptions own = style.options;
+      if (style.kind == ParallelStyle::Kind::kRowwise && !own.input) {
         // Tokens have no last dim that could be cut.
-        options.input = task.cutting.placement.is_shard(1) ? Placement(Shard(-1)) : Placement(Replicate());
+        own.input = task.cutting.placement.is_shard(1) ? Placement(Shard(-1)) : Placement(Replicate());
       }
-      return std::make_shared<Layouts>(at.dim, options.input, options.output, memo);
+      return std::make_shared<Layouts>(at.dim, own.input, own.output, memo);
     };
     traits->style = layouts(*task.style);
     traits->lookup = task.lookup ? layouts(*task.lookup) : nullptr;
-    exchange(task.tensor, wrap(payload.local(), specs[i], payload.mesh, {.traits = traits}));
+    exchange(task.tensor, wrap(payload.local(), payload.spec, payload.mesh, {.traits = traits}));
   }
   make_buckets(module.parameters(), DistributeModuleOptions().bucket_bytes);
 }

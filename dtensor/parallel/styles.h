@@ -57,22 +57,33 @@ struct PrepareModuleOutput : ParallelStyle {
 // name is the module itself. Where several names fit, the last one holds.
 using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
+struct ParallelizeOptions {
+  // Whose values the module gets, as in DistributeOptions, by the index in the root mesh: the first rank's unless
+  // named.
+  std::optional<std::int64_t> source = {};
+  bool equal_copies = false;
+};
+
 // Cuts the parameters of a module in place, as the plan says, over `mesh`: a mesh of one dim, or one dim of a larger
-// one
-// (`mesh["tp"]`), whose other dims then replicate them and are free for data parallelism and fully_shard. All other
-// parameters and buffers are replicated over the whole mesh. The module's code stays as it is.
+// one (`mesh["tp"]`), whose other dims then replicate them and are free for data parallelism and fully_shard. All other
+// parameters and buffers are replicated over the root mesh. The module's code stays as it is.
+// All ranks of the root mesh get the values of one of them, as with distribute_module. Parameters that are distributed
+// already keep their values.
 //
 //   parallelize_module(*model, mesh["tp"], {{"layers.*.wq", ColwiseParallel()}, {"layers.*.wo", RowwiseParallel()}});
 //
 // C++ modules have no hooks: the layouts ride on the weights, and the operators that use these follow them. An input
 // that several of them use (wq, wk, wv) is moved once.
 // Errors, before anything is changed: a mesh of more dims, a name that fits no module (the nearest ones are listed), a
-// style that does not know the module's kind, parameters that share memory or lie on another mesh.
-void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan);
+// style that does not know the module's kind, tensors that share memory with each other or are on another mesh, other
+// names, shapes or types on some ranks.
+void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
+                        const ParallelizeOptions& options = {});
 
 template <class Impl>
-void parallelize_module(torch::nn::ModuleHolder<Impl>& module, const DeviceMesh& mesh, const ParallelPlan& plan) {
-  parallelize_module(static_cast<torch::nn::Module&>(*module.ptr()), mesh, plan);
+void parallelize_module(torch::nn::ModuleHolder<Impl>& module, const DeviceMesh& mesh, const ParallelPlan& plan,
+                        const ParallelizeOptions& options = {}) {
+  parallelize_module(static_cast<torch::nn::Module&>(*module.ptr()), mesh, plan, options);
 }
 
 }  // namespace dtensor

@@ -10,7 +10,9 @@
 #endif
 
 #include <mutex>
+#include <typeinfo>
 
+#include "dtensor/core/error.h"
 #include "dtensor/runtime/accumulate.h"
 #include "dtensor/runtime/buckets.h"
 #include "dtensor/runtime/meta.h"
@@ -24,20 +26,6 @@ c10::DebugInfoKind accumulation_kind() { return c10::DebugInfoKind::TEST_INFO; }
 
 }  // namespace
 
-bool in_backward() {
-#if TORCH_VERSION_MAJOR >= 2
-  return torch::autograd::get_current_graph_task_id() != -1;
-#else
-  // Version 1 says it in one way only: callbacks can be added to a backward pass, and to nothing else.
-  try {
-    torch::autograd::Engine::get_default_engine().queue_callback([] {});
-    return true;
-  } catch (const c10::Error&) {
-    return false;
-  }
-#endif
-}
-
 bool accumulating() { return c10::ThreadLocalDebugInfo::get(accumulation_kind()) != nullptr; }
 
 GradientAccumulation::GradientAccumulation() : guard_(accumulation_kind(), std::make_shared<c10::DebugInfoBase>()) {}
@@ -45,68 +33,127 @@ GradientAccumulation::GradientAccumulation() : guard_(accumulation_kind(), std::
 namespace {
 
 // While gradients are accumulated, and when this one meets one that was.
-bool stays_unreduced(const WeakTensor& leaf, const at::Tensor& gradient, const Spec& home) {
+bool stays_unreduced(const at::Tensor& leaf, const at::Tensor& gradient, const Spec& home) {
   if (payload_of(gradient).spec == home || gradient.requires_grad()) return false;
   if (accumulating()) return true;
-  auto impl = leaf.lock();
-  if (!impl) return false;
-  const at::Tensor sum = at::Tensor(std::move(impl)).grad();
+  const at::Tensor sum = leaf.grad();
   return has_payload(sum) && payload_of(sum).unreduced().has_value();
+}
+
+// To a gradient that only its leaf has got, in the leaf's hook: libtorch's lists, and the hook's own.
+constexpr std::size_t kReferencesInHook = TORCH_VERSION_MAJOR >= 2 ? 3 : 4;
+
+// Does anything but the payload refer to the memory of its local tensor?
+bool shares_memory(const at::Tensor& local) {
+  return local.defined() && (local.use_count() > 1 || local.storage().use_count() > 1);
 }
 
 }  // namespace
 
 at::Tensor left_unreduced(const at::Tensor& gradient, const Spec& home, std::shared_ptr<GradientBucket> bucket) {
   Payload& payload = payload_of(gradient);
-  at::Tensor result = wrap(at::Tensor(), home, payload.mesh);
-  payload_of(result).set_unreduced({payload.spec, payload.local(), std::move(bucket), Source(gradient)});
+  at::Tensor result = wrap(at::Tensor(), home, payload.mesh, {.provenance = payload.provenance});
+  const at::Tensor& local = payload.local();
+  // Other leaves may have got the same gradient, or views of it, and write there.
+  const bool copies = gradient.use_count() > kReferencesInHook || shares_memory(local);
+  payload_of(result).set_unreduced(
+      {payload.spec, copies ? local.clone() : local, std::move(bucket), copies ? Source() : Source(gradient)});
   return result;
 }
 
-void bring_gradient_home(const at::Tensor& tensor, Payload& payload) {
-  if (!tensor.requires_grad() || !tensor.is_leaf()) return;
-  const void* state = torch::autograd::impl::get_autograd_meta(tensor);
-  if (payload.hooked.load(std::memory_order_acquire) == state) return;
-  static std::mutex mutex;  // several threads may use it first
-  const std::lock_guard lock(mutex);
-  if (payload.hooked == state) return;
-  if (!payload.traits) payload.traits = std::make_shared<ParameterTraits>();
-  tensor.register_hook([here = home_of(payload.spec), mesh = payload.mesh, traits = payload.traits,
-                        leaf = WeakTensor(tensor.getIntrusivePtr())](const at::Tensor& gradient) {
-    if (!gradient.defined()) return gradient;
-    // It was given another value (set_data), and with it another hook.
-    if (auto impl = leaf.lock()) {
-      const at::Tensor owner(std::move(impl));
-      if (has_payload(owner) && payload_of(owner).traits && payload_of(owner).traits != traits) return gradient;
-    }
-    const Spec& home = traits->home ? *traits->home : here;
+namespace {
+
+// The program may put a plain tensor into `.grad()` of a distributed leaf: it is the same on all ranks. It takes the
+// layout of the leaf's gradient, so that autograd can add to it.
+void distribute_plain_sum(const at::Tensor& leaf, const Spec& home, const std::shared_ptr<const DeviceMesh>& mesh) {
+  const at::Tensor sum = leaf.grad();
+  if (!sum.defined() || has_payload(sum)) return;
+  const Dims& shape = home.meta().shape();
+  if (sum.sizes() != at::IntArrayRef(shape.data(), shape.size())) {
+    fail_invalid("backward", {.what = "the plain tensor in .grad() has another shape than the distributed leaf",
+                              .got = meta_of(sum).to_string(),
+                              .expected = home.meta().to_string(),
+                              .advice = "reset .grad(), or assign distribute_tensor(gradient, mesh, placements)"});
+  }
+  const at::NoGradGuard no_grad;
+  leaf.mutable_grad() = redistribute(as_replica(sum, mesh), with_dtype(home, sum.scalar_type()), mesh, {}).clone();
+}
+
+// Moves a leaf's gradient to the layout of the leaf. It belongs to the leaf's autograd state, where
+// bring_gradient_home finds it by its type.
+class HomeHook {
+ public:
+  explicit HomeHook(const at::Tensor& leaf) : leaf_(leaf.getIntrusivePtr()) {}
+
+  at::TensorBase operator()(const at::TensorBase& gradient) const {
+    auto impl = leaf_.lock();
+    if (!gradient.defined() || !impl) return gradient;
+    return bring_home(at::Tensor(std::move(impl)), at::Tensor(gradient));
+  }
+
+ private:
+  // The leaf as it is now: the program may have given it another value since (set_data).
+  at::Tensor bring_home(const at::Tensor& leaf, const at::Tensor& gradient) const {
+    if (!has_payload(leaf) || leaf.sizes() != gradient.sizes()) return gradient;
+    const std::shared_ptr<const DeviceMesh> mesh = payload_of(leaf).mesh;
+    const std::shared_ptr<ParameterTraits> traits = payload_of(leaf).traits;
+    const Spec home = traits && traits->home ? *traits->home : home_of(payload_of(leaf).spec);
+    distribute_plain_sum(leaf, home, mesh);
     if (!has_payload(gradient)) {
       // libtorch's own (of max.dim and the like), the same on all ranks.
-      return gradient.requires_grad() ? gradient : redistribute(as_replica(gradient, mesh), home, mesh, {});
+      return redistribute(distribute_plain_gradient(gradient, mesh), home, mesh, {});
     }
-    const std::shared_ptr<GradientBucket>& bucket = traits->bucket;
-    if (bucket && bucket->takes(gradient, home)) return bucket->arrived(gradient, home);
+    if (traits && traits->bucket && traits->bucket->takes(gradient, home))
+      return traits->bucket->arrived(gradient, home);
     if (home.meta().dtype() == payload_of(gradient).spec.meta().dtype()) {
       if (stays_unreduced(leaf, gradient, home)) return left_unreduced(gradient, home);
       return redistribute(gradient, home, mesh, {.async = true});
     }
     // Of the type that libtorch knows the leaf by (of a parameter that was gathered in another one); the leaf's own
     // when the backward pass has ended.
-    torch::autograd::Engine::get_default_engine().queue_callback([leaf, type = scalar_type_of(home.meta().dtype())] {
-      auto impl = leaf.lock();
-      if (!impl) return;
-      const at::Tensor owner(std::move(impl));
-      const at::Tensor sum = owner.grad();
-      if (!has_payload(sum) || payload_of(sum).unreduced() || sum.scalar_type() == type) return;
-      const at::NoGradGuard no_grad;
-      owner.mutable_grad() = sum.to(type);
-    });
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [weak = leaf_, type = scalar_type_of(home.meta().dtype())] {
+          auto impl = weak.lock();
+          if (!impl) return;
+          const at::Tensor owner(std::move(impl));
+          const at::Tensor sum = owner.grad();
+          if (!has_payload(sum) || payload_of(sum).unreduced() || sum.scalar_type() == type) return;
+          const at::NoGradGuard no_grad;
+          owner.mutable_grad() = sum.to(type);
+        });
     return redistribute(gradient, with_dtype(home, gradient.scalar_type()), mesh, {.async = true});
-  });
-  payload.hooked = state;
+  }
+
+  const WeakTensor leaf_;
+};
+
+bool has_home_hook(const torch::autograd::AutogradMeta& meta) {
+  if (!meta.cpp_hooks_list_) return false;
+  for (const auto& hook : *meta.cpp_hooks_list_) {
+    if (hook.target<HomeHook>()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void bring_gradient_home(const at::Tensor& tensor, Payload& payload) {
+  if (!tensor.requires_grad() || !tensor.is_leaf()) return;
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  // `hooked` alone proves nothing: another leaf's state may have had this address. But where it differs, another thread
+  // may be adding the hook now.
+  if (payload.hooked.load(std::memory_order_acquire) == meta && has_home_hook(*meta)) return;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (!has_home_hook(*meta)) static_cast<const at::TensorBase&>(tensor).register_hook(HomeHook(tensor));
+  payload.hooked.store(meta, std::memory_order_release);
 }
 
 namespace {
+
+#if TORCH_VERSION_MAJOR < 2
+thread_local int evaluating = 0;
+#endif
 
 // torch::autograd::grad takes gradients out before the hooks of leaves have seen them (version 1), and inner tensors
 // have none: what it returns is brought home here.
@@ -123,13 +170,30 @@ class HomeEngine final : public torch::autograd::Engine {
       at::Tensor& gradient = gradients[i];
       if (!has_payload(gradient) || payload_of(gradient).unreduced()) continue;
       const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(outputs[i].function.get());
-      const bool knows = leaf && has_payload(leaf->variable);
+      if (leaf && !has_payload(leaf->variable)) {  // a plain leaf's gradient is plain
+        gradient = DTensor(gradient).full_tensor();
+        continue;
+      }
+      const bool knows = leaf != nullptr;
       const Payload& payload = payload_of(knows ? leaf->variable : gradient);
       const Spec home = payload.traits && payload.traits->home ? *payload.traits->home : home_of(payload.spec);
       if (payload_of(gradient).spec != home) gradient = redistribute(gradient, home, payload.mesh, {});
     }
     return gradients;
   }
+
+#if TORCH_VERSION_MAJOR < 2
+ protected:
+  // All that a backward pass runs on a thread runs in here: nodes, hooks and callbacks.
+  void thread_main(const std::shared_ptr<torch::autograd::GraphTask>& task) override {
+    struct Evaluating {
+      Evaluating() { ++evaluating; }
+      ~Evaluating() { --evaluating; }
+    };
+    const Evaluating guard;
+    Engine::thread_main(task);
+  }
+#endif
 };
 
 // Only in place of libtorch's own: Python has another.
@@ -145,6 +209,23 @@ const bool installed = [] {
 
 }  // namespace
 
+bool in_backward() {
+#if TORCH_VERSION_MAJOR >= 2
+  return torch::autograd::get_current_graph_task_id() != -1;
+#else
+  auto& engine = torch::autograd::Engine::get_default_engine();
+  if (typeid(engine) == typeid(HomeEngine)) return evaluating > 0;
+  // Another engine, Python's: version 1 lets callbacks be added in a backward pass, and throws elsewhere. This takes
+  // half a millisecond.
+  try {
+    engine.queue_callback([] {});
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+#endif
+}
+
 bool add_unreduced(Payload& sum, Payload& more) {
   auto& into = sum.unreduced();
   const auto& from = more.unreduced();
@@ -152,6 +233,7 @@ bool add_unreduced(Payload& sum, Payload& more) {
   if (!into && from && from->bucket) {
     static_cast<void>(sum.local());
     sum.set_unreduced(*from);
+    sum.provenance.add(more.provenance);
     return true;
   }
   if (!into || !from) return false;
@@ -164,6 +246,7 @@ bool add_unreduced(Payload& sum, Payload& more) {
   into->source.check();
   from->source.check();
   into->source = {};
+  sum.provenance.add(more.provenance);
   if (into->local.defined()) into->local = into->local.add(from->local.to(into->local.scalar_type()));
   return true;
 }

@@ -96,15 +96,15 @@ at::Tensor GradientBucket::arrived(const at::Tensor& gradient, const Spec& home)
   // What libtorch is told has the type that it knows the leaf by.
   const Spec shown =
       home.meta().dtype() == payload_of(gradient).spec.meta().dtype() ? home : with_dtype(home, gradient.scalar_type());
-  at::Tensor sum = gradient;
+  at::Tensor cast;
   if (accumulating() && options_.reduce_dtype && *options_.reduce_dtype != gradient.scalar_type()) {
     // Many are to be added to it: in the type that they are reduced in.
     Payload& payload = payload_of(gradient);
     const at::Tensor& local = payload.local();
-    sum = wrap(local.defined() ? local.to(*options_.reduce_dtype) : local,
-               with_dtype(payload.spec, *options_.reduce_dtype), payload.mesh);
+    cast = wrap(local.defined() ? local.to(*options_.reduce_dtype) : local,
+                with_dtype(payload.spec, *options_.reduce_dtype), payload.mesh, {.provenance = payload.provenance});
   }
-  at::Tensor result = left_unreduced(sum, shown, shared_from_this());
+  at::Tensor result = left_unreduced(cast.defined() ? cast : gradient, shown, shared_from_this());
   auto& engine = torch::autograd::Engine::get_default_engine();
   if (options_.after_backward) engine.queue_callback(options_.after_backward);
   if (accumulating()) return result;
@@ -193,7 +193,9 @@ void GradientBucket::reduce_alike(const std::vector<Member>& members) {
       }
     }
   }
-  const std::shared_ptr<Execution> reduced = start(*mesh, make_plan(from, to), std::move(row));
+  Provenance together;
+  for (const Member& member : members) together.mix_in(payload_of(member.gradient).provenance);
+  const std::shared_ptr<Execution> reduced = start(*mesh, make_plan(from, to), std::move(row), together);
   std::int64_t at = 0;
   for (const Member& member : members) {
     payload_of(member.gradient).unreduced().reset();
@@ -203,7 +205,7 @@ void GradientBucket::reduce_alike(const std::vector<Member>& members) {
     const c10::ScalarType type = scalar_type_of(home.meta().dtype());
     at::Tensor gradient = member.gradient;
     if (gradient.scalar_type() != type) {
-      gradient = wrap(at::Tensor(), home, mesh);
+      gradient = wrap(at::Tensor(), home, mesh, {.provenance = payload_of(member.gradient).provenance});
       member.leaf.mutable_grad() = gradient;
     }
     std::optional<InRow> place;

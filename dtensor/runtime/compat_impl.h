@@ -2,6 +2,7 @@
 
 // Where the supported versions of libtorch differ, as far as distributed tensors are concerned.
 
+#include <c10/core/AutogradState.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <torch/version.h>
@@ -29,5 +30,21 @@ inline void forbid_raw_data(c10::TensorImpl& impl) {
   impl.set_storage_access_should_throw();
 #endif
 }
+
+// While it lives, new tensors have autograd keys, also in inference mode: for values that parameters are given there.
+class NotInferenceMode {
+ public:
+  NotInferenceMode() : before_(c10::AutogradState::get_tls_state()) {
+    c10::AutogradState now = before_;
+    now.set_inference_mode(false);
+    c10::AutogradState::set_tls_state(now);
+  }
+  ~NotInferenceMode() { c10::AutogradState::set_tls_state(before_); }
+  NotInferenceMode(const NotInferenceMode&) = delete;
+  NotInferenceMode& operator=(const NotInferenceMode&) = delete;
+
+ private:
+  const c10::AutogradState before_;
+};
 
 }  // namespace dtensor

@@ -24,7 +24,7 @@ std::vector<std::uint64_t>& memory() {
 
 }  // namespace
 
-CallKey::CallKey(const OpInfo& info, std::int64_t rank) : words_(memory()) {
+CallKey::CallKey(const OpInfo& info, std::int64_t rank) : words_(memory()), scales_(info.scales) {
   words_.clear();
   add(reinterpret_cast<std::uintptr_t>(&info));
   // The default type is what integers become in a division, or with a number that is none.
@@ -35,6 +35,12 @@ void CallKey::add_number(std::size_t arg, std::size_t item, const at::Tensor& pl
   const bool wrapped = plain.unsafeGetTensorImpl()->is_wrapped_number();
   add(arg * 65536 + item);
   add(static_cast<std::uint64_t>(plain.scalar_type()) * 2 + (wrapped ? 1 : 0));
+  if (scales_) add_magnitude(number_of(plain));
+}
+
+void CallKey::add_magnitude(const StaticArg& number) {
+  const auto [large, small] = number.magnitude();
+  add(number.is_none() ? 64 : static_cast<std::uint64_t>(large) * 4 + small);
 }
 
 void CallKey::add_value(const c10::IValue& value) {
@@ -84,6 +90,13 @@ void CallKey::add_static(KeyUse use, const c10::IValue& value) {
       add(number_type(value));
       add(static_cast<std::uint64_t>(static_arg({}, value).sign() + 1));
       return;
+    case KeyUse::kScale: {
+      const StaticArg number = static_arg({}, value);
+      add(number_type(value));
+      if (!partial_) return;
+      add(static_cast<std::uint64_t>(number.sign() + 1));
+      return add_magnitude(number);
+    }
     case KeyUse::kValue:
       break;
   }

@@ -20,6 +20,7 @@ class CallKey {
   void add_operand(std::size_t arg, std::size_t item, const Payload& payload) {
     add(arg * 65536 + item);
     add(payload.spec.hash());
+    partial_ = partial_ || payload.spec.has_partial();
   }
   void add_number(std::size_t arg, std::size_t item, const at::Tensor& plain);
   void add_static(KeyUse use, const c10::IValue& value);
@@ -36,8 +37,11 @@ class CallKey {
  private:
   void add(std::uint64_t word) { words_.push_back(word); }
   void add_value(const c10::IValue& value);
+  void add_magnitude(const StaticArg& number);
 
   std::vector<std::uint64_t>& words_;
+  const bool scales_;
+  bool partial_ = false;  // some operand is: whether a factor is finite decides
 };
 
 // What was decided before; each thread has its own, which saves a lock.

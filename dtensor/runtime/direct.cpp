@@ -41,6 +41,7 @@
 
 #include "dtensor/runtime/backward.h"
 #include "dtensor/runtime/decisions_impl.h"
+#include "dtensor/runtime/provenance.h"
 #include "dtensor/runtime/register.h"
 
 namespace dtensor {
@@ -69,6 +70,7 @@ struct Usable {
     if (!has_payload(tensor)) return false;
     Payload& payload = payload_of(tensor);
     if (!first) first = &payload;
+    if (payload.mesh != first->mesh && payload.mesh->context() != first->mesh->context()) return false;
     if (payload.unit || payload.lost_alias || payload.expanded) return false;
     if (info.accumulates && payload.unreduced()) return false;
     return !info.returns_alias || !payload.traits || !payload.traits->style;
@@ -116,6 +118,72 @@ struct AddStatics {
   }
 };
 
+struct Boxed {
+  c10::IValue operator()(const List& list) {
+    c10::List<at::Tensor> copies;
+    copies.reserve(list.size());
+    for (const at::Tensor& tensor : list) copies.push_back(tensor);
+    return copies;
+  }
+  c10::IValue operator()(const at::OptionalIntArrayRef& ints) { return ints ? c10::IValue(*ints) : c10::IValue(); }
+  template <class Value>
+  c10::IValue operator()(const Value& value) {
+    return c10::IValue(value);
+  }
+};
+
+// Operands in their order, then numbers that are not in the key.
+struct AddProvenance {
+  CallProvenance& made;
+  const OpInfo& info;
+
+  void operator()(std::size_t arg, const at::Tensor& tensor) {
+    if (arg != 0 || info.reads_self) made.add_operand(payload_of(tensor).provenance);
+  }
+  void operator()(std::size_t arg, const MaybeTensor& tensor) {
+    if (is_there(tensor)) (*this)(arg, *tensor);
+  }
+  void operator()(std::size_t, const List& list) {
+    for (const at::Tensor& tensor : list) made.add_operand(payload_of(tensor).provenance);
+  }
+  template <class Static>
+  void operator()(std::size_t, const Static&) {}
+};
+
+struct AddNumbers {
+  CallProvenance& made;
+  const OpInfo& info;
+
+  void operator()(std::size_t arg, const c10::Scalar& value) {
+    const KeyUse use = info.args[arg].key;
+    const bool whole = value.isIntegral(/*includeBool=*/true);
+    if (use == KeyUse::kValue || (use == KeyUse::kPlain && whole)) return;
+    made.add_number(number_word(value), whole ? value.toLong() == 1 : value.isFloatingPoint() && value.toDouble() == 1);
+  }
+  void operator()(std::size_t arg, double value) {
+    if (info.args[arg].key != KeyUse::kValue) made.add_number(number_word(value), value == 1);
+  }
+  void operator()(std::size_t arg, std::int64_t value) { add_whole(arg, value); }
+  void operator()(std::size_t arg, bool value) { add_whole(arg, value ? 1 : 0); }
+  template <class Other>
+  void operator()(std::size_t arg, const Other& value) {
+    if constexpr (std::is_same_v<Other, at::Tensor> || std::is_same_v<Other, MaybeTensor> ||
+                  std::is_same_v<Other, List>) {
+      return;
+    } else {
+      const KeyUse use = info.args[arg].key;
+      if (info.args[arg].kind != OpInfo::ArgKind::kOther || use == KeyUse::kValue || use == KeyUse::kPlain) return;
+      made.add_number(number_word(Boxed{}(value)), false);
+    }
+  }
+
+ private:
+  void add_whole(std::size_t arg, std::int64_t value) {
+    const KeyUse use = info.args[arg].key;
+    if (use != KeyUse::kValue && use != KeyUse::kPlain) made.add_number(number_word(value), value == 1);
+  }
+};
+
 struct BringGradientsHome {
   void operator()(const at::Tensor& tensor) { bring_gradient_home(tensor, payload_of(tensor)); }
   void operator()(const MaybeTensor& tensor) {
@@ -152,20 +220,6 @@ struct Local {
   template <class Static>
   const Static& operator()(std::size_t, const Static& value) {
     return value;
-  }
-};
-
-struct Boxed {
-  c10::IValue operator()(const List& list) {
-    c10::List<at::Tensor> copies;
-    copies.reserve(list.size());
-    for (const at::Tensor& tensor : list) copies.push_back(tensor);
-    return copies;
-  }
-  c10::IValue operator()(const at::OptionalIntArrayRef& ints) { return ints ? c10::IValue(*ints) : c10::IValue(); }
-  template <class Value>
-  c10::IValue operator()(const Value& value) {
-    return c10::IValue(value);
   }
 };
 
@@ -209,19 +263,26 @@ struct Direct<Op, Result(Args...)> {
       (AddOperands{key}(I, args), ...);
       (AddStatics{key, info}(I, args), ...);
       const std::shared_ptr<const Prepared> prepared = Decisions::of_this_thread().find(key.hash(), key.words());
-      if (prepared && prepared->as_it_lies) {
+      if (prepared && prepared->as_it_lies && check_level() != CheckLevel::kValues) {
         Decisions::of_this_thread().count_found();
         const c10::impl::ExcludeDispatchKeyGuard below(kAboveUs);
         if (at::GradMode::is_enabled()) (BringGradientsHome{}(args), ...);
+        CallProvenance made(info, prepared->identity);
+        (AddProvenance{made, info}(I, args), ...);
+        (AddNumbers{made, info}(I, args), ...);
+        const Provenance provenance = made.result();
+        note_made(*usable.first->mesh, provenance.made, info.name, made.operand(0), made.operand(1));
         Local local{*prepared};
         // In order, as braces are and arguments are not: what is reduced now is reduced with ranks of the general way.
         const std::tuple<decltype(local(I, args))...> locals{local(I, args)...};
         if constexpr (kInPlace) {
           WatchedMemory::before_write(std::get<0>(locals));
           Op::call(as_argument(std::get<I>(locals))...);
+          const at::Tensor& self = first(args...);
+          note_written(self, payload_of(self), provenance);
           return first(args...);
         } else {
-          return wrapped(Op::call(as_argument(std::get<I>(locals))...), *prepared, *usable.first, args...);
+          return wrapped(Op::call(as_argument(std::get<I>(locals))...), *prepared, provenance, *usable.first, args...);
         }
       }
     }
@@ -242,24 +303,29 @@ struct Direct<Op, Result(Args...)> {
   }
 
   template <class First, class... Rest>
-  static at::Tensor wrapped(at::Tensor result, const Prepared& prepared, const Payload& of, const First& base,
-                            const Rest&...) {
+  static at::Tensor wrapped(at::Tensor result, const Prepared& prepared, const Provenance& provenance,
+                            const Payload& of, const First& base, const Rest&...) {
     const Spec& spec = *prepared.decision.outputs[0];
     if constexpr (std::is_same_v<First, at::Tensor>) {
       if (self().info.returns_alias) {
         const std::int64_t within = prepared.offsets.empty() ? 0 : prepared.offsets[0];
-        return wrap(std::move(result), spec, of.mesh, {.base = &base, .offset = base.storage_offset() + within});
+        return wrap(std::move(result), spec, of.mesh,
+                    {.base = &base, .provenance = provenance, .offset = base.storage_offset() + within});
       }
     }
-    return wrap(std::move(result), spec, of.mesh);
+    return wrap(in_order(std::move(result), prepared, 0), spec, of.mesh, {.provenance = provenance});
   }
   template <class... Results, class... Rest>
-  static std::tuple<Results...> wrapped(std::tuple<Results...> results, const Prepared& prepared, const Payload& of,
-                                        const Rest&...) {
+  static std::tuple<Results...> wrapped(std::tuple<Results...> results, const Prepared& prepared,
+                                        const Provenance& provenance, const Payload& of, const Rest&...) {
     std::size_t output = 0;
     const auto one = [&](at::Tensor& result) {
-      const std::optional<Spec>& spec = prepared.decision.outputs[output++];
-      if (spec) result = wrap(std::move(result), *spec, of.mesh);
+      const std::optional<Spec>& spec = prepared.decision.outputs[output];
+      if (spec) {
+        result = wrap(in_order(std::move(result), prepared, output), *spec, of.mesh,
+                      {.provenance = of_output(provenance, output)});
+      }
+      ++output;
     };
     std::apply([&](Results&... result) { (one(result), ...); }, results);
     return results;

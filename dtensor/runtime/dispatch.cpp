@@ -11,9 +11,9 @@
 
 #include <algorithm>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 
+#include "dtensor/comm/fingerprint.h"
 #include "dtensor/core/error.h"
 #include "dtensor/runtime/backward.h"
 #include "dtensor/runtime/compat_impl.h"
@@ -21,6 +21,8 @@
 #include "dtensor/runtime/dispatch_impl.h"
 #include "dtensor/runtime/identity.h"
 #include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/plain_impl.h"
+#include "dtensor/runtime/provenance.h"
 #include "dtensor/runtime/record.h"
 #include "dtensor/runtime/redistribute.h"
 #include "dtensor/runtime/register.h"
@@ -28,174 +30,7 @@
 namespace dtensor {
 namespace {
 
-thread_local int replicating = 0;
 thread_local NoRule no_rule = NoRule::kReplicate;
-
-// ---- operands
-
-[[noreturn]] void refuse_plain(const LocalCall& call, const at::Tensor& plain, const OpInfo::Arg& arg) {
-  fail_invalid(call.info.name,
-               {.what = "a plain tensor among distributed ones",
-                .got = meta_of(plain).to_string() + " as argument \"" + arg.name + "\"",
-                .expected = "distributed tensors, or numbers",
-                .advice = "distribute_tensor(tensor, mesh, placements), or ImplicitReplication where it is the same on "
-                          "all ranks"});
-}
-
-// Its gradient would be distributed, and not fit it.
-void refuse_plain_gradient(const LocalCall& call, const at::Tensor& plain, const OpInfo::Arg& arg) {
-  if (!plain.requires_grad() || !at::GradMode::is_enabled() || in_backward()) return;
-  fail_invalid(call.info.name, {.what = "a plain tensor that requires a gradient among distributed ones",
-                                .got = meta_of(plain).to_string() + " as argument \"" + arg.name + "\"",
-                                .expected = "a distributed tensor, or one that requires no gradient",
-                                .advice = "distribute_tensor(tensor, mesh, placements), or detach()"});
-}
-
-bool plain_counts_as_replica(const LocalCall& call, const OpInfo::Arg& arg) {
-  if (replicating > 0 || in_backward()) return true;
-  return call.info.name == "aten::copy_" && !arg.written;
-}
-
-template <class Fn>
-void for_each_tensor(const LocalCall& call, Fn fn) {
-  for (const std::size_t i : call.info.tensor_args) {
-    const c10::IValue& value = call.arg(i);
-    switch (call.info.args[i].kind) {
-      case OpInfo::ArgKind::kTensor:
-        if (value.isTensor() && value.toTensor().defined()) fn(value.toTensor(), i, std::size_t{0});
-        break;
-      case OpInfo::ArgKind::kTensorList:
-        if (value.isTensorList()) {
-          const auto list = value.toTensorList();
-          for (std::size_t k = 0; k < list.size(); ++k) fn(static_cast<at::Tensor>(list[k]), i, k);
-        }
-        break;
-      case OpInfo::ArgKind::kOptionalTensorList:
-        if (value.isList()) {
-          const auto& list = value.toListRef();
-          for (std::size_t k = 0; k < list.size(); ++k) {
-            if (list[k].isTensor() && list[k].toTensor().defined()) fn(list[k].toTensor(), i, k);
-          }
-        }
-        break;
-      default:
-        break;
-    }
-  }
-}
-
-}  // namespace
-
-namespace {
-
-// Operators on tensors of one shape, as an optimizer's are, read a parameter as it lies: no gathering helps them.
-bool reads_as_it_lies(const LocalCall& call) {
-  if (call.info.returns_alias) return false;
-  const at::Tensor* first = nullptr;
-  bool alike = true;
-  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t, std::size_t) {
-    if (tensor.dim() == 0) return;
-    if (first && first->sizes() != tensor.sizes()) alike = false;
-    if (!first) first = &tensor;
-  });
-  return alike;
-}
-
-// Is its part what is meant? What it is used with is of its own type then (activations are of the type that it is
-// gathered in, where that is another); and where it is whole already, and no other for it, also lies as its part does.
-bool means_its_part(const LocalCall& call, const at::Tensor& parameter) {
-  const auto& traits = payload_of(parameter).traits;
-  if (!traits || !traits->home) return true;
-  const Spec &now = payload_of(parameter).spec, &home = *traits->home;
-  bool own_type = true, lies_so = true;
-  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t, std::size_t) {
-    if (tensor.dim() == 0 || !has_payload(tensor) || payload_of(tensor).unit) return;
-    const Spec& other = payload_of(tensor).spec;
-    own_type = own_type && other.meta().dtype() == home.meta().dtype();
-    lies_so = lies_so && other.dims() == home.dims();
-  });
-  return own_type && (lies_so || now == home || now.meta().dtype() != home.meta().dtype());
-}
-
-// What is read of a unit that is written, too: parameters are read as they lie, views are copied while they are there.
-void read_before_writing(LocalCall& call, const std::set<const GatherUnit*>& written) {
-  struct View {
-    at::Tensor tensor;
-    std::size_t arg, item;
-  };
-  std::vector<View> views;
-  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t item) {
-    if (!has_payload(tensor) || call.info.args[arg].written) return;
-    const std::shared_ptr<GatherUnit> unit = payload_of(tensor).unit;
-    if (unit && written.count(unit.get()) && unit->comes_and_goes(tensor)) views.push_back({tensor, arg, item});
-  });
-  for (const View& view : views) {
-    c10::IValue& value = call.arg(view.arg);
-    if (call.info.args[view.arg].kind == OpInfo::ArgKind::kTensor) {
-      value = view.tensor.clone();
-    } else if (value.isTensorList()) {
-      value = value.toTensorList().copy();
-      value.toTensorList().set(view.item, view.tensor.clone());
-    }
-  }
-}
-
-// All units that the call needs, before any payload is looked at: gathering one changes the payloads of others.
-void gather_units(LocalCall& call) {
-  using Use = GatherUnit::Use;
-  std::set<const GatherUnit*> writes;
-  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t) {
-    if (has_payload(tensor) && call.info.args[arg].written) writes.insert(payload_of(tensor).unit.get());
-  });
-  writes.erase(nullptr);
-  if (!writes.empty()) read_before_writing(call, writes);
-  const GatherUnit::OneCall one_call;
-  const bool may_look = reads_as_it_lies(call);
-  for (const bool written : {true, false}) {
-    for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t) {
-      if (!has_payload(tensor) || !payload_of(tensor).unit || call.info.args[arg].written != written) return;
-      const bool as_it_lies =
-          writes.count(payload_of(tensor).unit.get()) > 0 || (may_look && means_its_part(call, tensor));
-      static_cast<void>(payload_for(tensor, written ? Use::kWrite : as_it_lies ? Use::kLook : Use::kRead));
-    });
-  }
-}
-
-}  // namespace
-
-void collect(LocalCall& call) {
-  bool units = false;
-  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t, std::size_t) {
-    units = units || (has_payload(tensor) && payload_of(tensor).unit);
-  });
-  if (units) gather_units(call);
-  for_each_tensor(call, [&](const at::Tensor& tensor, std::size_t arg, std::size_t item) {
-    Payload* payload = has_payload(tensor) ? &payload_of(tensor) : nullptr;
-    if (payload && !call.mesh) call.mesh = payload->mesh;
-    if (payload && (call.info.returns_alias || call.info.args[arg].written)) payload->lay_out();
-    if (payload && at::GradMode::is_enabled()) bring_gradient_home(tensor, *payload);
-    if (payload && payload->lost_alias && call.info.args[arg].written) {
-      fail_invalid(call.info.name,
-                   {.what = "writing to a view that had to be copied: what it was taken from would not see it",
-                    .got = payload->spec.to_string(),
-                    .advice = "redistribute before taking the view, or clone() it"});
-    }
-    if (payload && payload->lost_alias) check_alias(*payload, call.info.name);
-    call.operands.push_back({tensor, payload, arg, item});
-  });
-  for (Operand& operand : call.operands) {
-    if (operand.payload || !call.mesh) continue;
-    const OpInfo::Arg& arg = call.info.args[operand.arg];
-    const bool number = operand.tensor.dim() == 0 && !arg.written;
-    if (!number && !plain_counts_as_replica(call, arg)) refuse_plain(call, operand.tensor, arg);
-    refuse_plain_gradient(call, operand.tensor, arg);
-    if (number) continue;
-    operand.tensor = as_replica(operand.tensor, call.mesh);
-    operand.payload = &payload_of(operand.tensor);
-  }
-}
-
-namespace {
 
 // ---- decisions
 
@@ -273,7 +108,7 @@ void set_tensor(LocalCall& call, const Operand& operand, at::Tensor local) {
 
 at::Tensor local_for(const Operand& operand, const std::vector<Plan>& plans) {
   at::Tensor local = operand.payload->local();
-  for (const Plan& plan : plans) local = execute(*operand.payload->mesh, plan, local);
+  for (const Plan& plan : plans) local = execute(*operand.payload->mesh, plan, local, operand.payload->provenance);
   return local;
 }
 
@@ -288,15 +123,18 @@ at::Tensor made_up(const Prepared& prepared, std::size_t output, const LocalCall
   // The first operand may be a plain number.
   const auto lies =
       std::find_if(call.operands.begin(), call.operands.end(), [](const Operand& o) { return o.payload; });
-  const at::Tensor result = at::empty({shape.data(), shape.size()},
-                                      lies->payload->local().options().dtype(scalar_type_of(spec.meta().dtype())));
+  const Dims& strides = prepared.output_strides[output];
+  const at::Tensor result =
+      at::empty_strided({shape.data(), shape.size()}, {strides.data(), strides.size()},
+                        lies->payload->local().options().dtype(scalar_type_of(spec.meta().dtype())));
   if (result.numel() > 0) fill_identity(result, prepared.fills ? *work.identity : work.others_op);
   return result;
 }
 
 class Results {
  public:
-  Results(LocalCall& call, const Prepared& prepared) : call_(call), prepared_(prepared) {}
+  Results(LocalCall& call, const Prepared& prepared, const Provenance& provenance)
+      : call_(call), prepared_(prepared), provenance_(provenance) {}
 
   // The local results are on the stack; where an argument is returned, it is the caller's.
   void wrap_all() {
@@ -324,8 +162,9 @@ class Results {
     std::vector<at::Tensor> list;
     for (const Operand& operand : call_.operands) {
       if (operand.arg != arg) continue;
-      if (one) return operand.tensor;
-      list.push_back(operand.tensor);
+      const at::Tensor& given = operand.plain.defined() ? operand.plain : operand.tensor;
+      if (one) return given;
+      list.push_back(given);
     }
     return list;
   }
@@ -343,17 +182,22 @@ class Results {
         const Operand& of = call_.operands[0];
         const std::int64_t within = local.storage_offset() - of.payload->local().storage_offset();
         return wrap(local, Spec::make(meta_of(local), *call_.mesh, whole), call_.mesh,
-                    {.base = &of.tensor, .offset = of.tensor.storage_offset() + within});
+                    {.base = &of.tensor,
+                     .provenance = of_output(provenance_, output),
+                     .offset = of.tensor.storage_offset() + within});
       }
-      if (!call_.info.returns_alias || !call_.operands[0].payload) return as_replica(local, call_.mesh);
+      if (!call_.info.returns_alias || !call_.operands[0].payload) {
+        return as_replica(local, call_.mesh, of_output(provenance_, output));
+      }
       const Placements whole(static_cast<std::size_t>(call_.mesh->ndim()), Replicate());
-      at::Tensor result =
-          wrap(local, Spec::make(meta_of(local), *call_.mesh, whole), call_.mesh, {.base = &call_.operands[0].tensor});
+      at::Tensor result = wrap(local, Spec::make(meta_of(local), *call_.mesh, whole), call_.mesh,
+                               {.base = &call_.operands[0].tensor, .provenance = of_output(provenance_, output)});
       lose_alias(result);
       return result;
     }
     if (output >= decision.outputs.size() || !decision.outputs[output]) return {};
     WrapOptions options;
+    options.provenance = of_output(provenance_, output);
     // libtorch makes it a view of its operand, also where it is a copy.
     if (call_.info.returns_alias) options.base = &call_.operands[0].tensor;
     // An operator that was run as it is returns an alias of what lies here.
@@ -366,7 +210,8 @@ class Results {
       const auto& traits = call_.operands[0].payload->traits;
       if (traits && traits->style) options.traits = traits;
     }
-    at::Tensor result = wrap(local, *decision.outputs[output], call_.mesh, options);
+    const at::Tensor part = call_.info.returns_alias ? local : in_order(local, prepared_, output);
+    at::Tensor result = wrap(part, *decision.outputs[output], call_.mesh, options);
     if (call_.info.returns_alias && (!view || call_.operands[0].payload->lost_alias)) lose_alias(result);
     if (view && call_.operands[0].payload->unit) payload_of(result).unit = call_.operands[0].payload->unit;
     return result;
@@ -382,25 +227,28 @@ class Results {
 
   LocalCall& call_;
   const Prepared& prepared_;
+  const Provenance& provenance_;
   std::size_t next_ = 0;
 };
 
 // From one spec to any other, a Partial included.
-at::Tensor brought(const DeviceMesh& mesh, const Spec& from, const Spec& to, at::Tensor local) {
+at::Tensor brought(const DeviceMesh& mesh, const Spec& from, const Spec& to, at::Tensor local,
+                   const Provenance& provenance) {
   const Spec* at = &from;
   for (const Spec& stop : stops_between(from, to)) {
-    local = execute(mesh, make_plan(*at, stop), local);
+    local = execute(mesh, make_plan(*at, stop), local, provenance);
     at = &stop;
   }
   return local;
 }
 
 // The written arguments that were brought elsewhere for the operator: the result goes back to where they lie.
-void write_back(const LocalCall& call, const Prepared& prepared, const Locals& locals) {
+void write_back(const LocalCall& call, const Prepared& prepared, const Locals& locals, const Provenance& provenance) {
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     const Operand& operand = call.operands[i];
     if (!operand.payload || !call.info.args[operand.arg].written || prepared.plans[i].empty()) continue;
-    const at::Tensor back = brought(*call.mesh, *prepared.decision.inputs[i], operand.payload->spec, locals[i]);
+    const at::Tensor back =
+        brought(*call.mesh, *prepared.decision.inputs[i], operand.payload->spec, locals[i], provenance);
     if (back.defined()) operand.payload->local().copy_(back);
   }
 }
@@ -418,7 +266,7 @@ void give_own_outs(LocalCall& call) {
   }
 }
 
-void fill_outs(const LocalCall& call, const Prepared& prepared) {
+void fill_outs(const LocalCall& call, const Prepared& prepared, const Provenance& provenance) {
   std::size_t output = 0;
   const std::size_t first = call.stack.size() - call.info.returns.size();
   for (const Operand& operand : call.operands) {
@@ -433,7 +281,7 @@ void fill_outs(const LocalCall& call, const Prepared& prepared) {
                                     .got = wanted.to_string(),
                                     .expected = computed.to_string()});
     }
-    local = brought(*call.mesh, computed, wanted, std::move(local));
+    local = brought(*call.mesh, computed, wanted, std::move(local), provenance);
     if (local.defined()) operand.payload->local().copy_(local);
   }
 }
@@ -559,7 +407,8 @@ bool sum_gradients(LocalCall& call) {
     return false;
   }
   const at::Tensor self = call.operands[0].tensor;
-  if (self.requires_grad() || self.storage().use_count() != 1 || !in_backward()) return false;
+  if (self.requires_grad() || self.unsafeGetTensorImpl()->unsafe_storage().use_count() != 1 || !in_backward())
+    return false;
   plain_form(call.info)->callBoxed(&call.stack);
   take_over(self, torch::jit::pop(call.stack).toTensor());
   call.stack.emplace_back(self);
@@ -579,6 +428,50 @@ void lay_as_shown(LocalCall& call, const Operand& operand, at::Tensor& local) {
 
 }  // namespace
 
+namespace {
+
+// Of the results; written down in the rank's history.
+Provenance provenance_of(const LocalCall& call, const Prepared& prepared) {
+  CallProvenance made(call.info, prepared.identity);
+  for (const Operand& operand : call.operands) {
+    if (!call.info.reads(operand.arg)) continue;
+    if (operand.payload) {
+      made.add_operand(operand.payload->provenance);
+    } else {
+      made.add_word(number_word(operand.tensor));
+    }
+  }
+  for (const std::size_t i : call.info.number_args) {
+    const c10::IValue& value = call.arg(i);
+    if (is_number_in_key(call.info.args[i].key, value)) continue;
+    made.add_number(number_word(value), is_one(value));
+  }
+  const Provenance result = made.result();
+  note_made(*call.mesh, result.made, call.info.name, made.operand(0), made.operand(1));
+  return result;
+}
+
+void note_writes(const LocalCall& call, const Provenance& provenance) {
+  std::size_t output = 0;
+  for (const Operand& operand : call.operands) {
+    if (!operand.payload || !call.info.args[operand.arg].written) continue;
+    note_written(operand.tensor, *operand.payload, of_output(provenance, output++));
+  }
+}
+
+void check_results(const LocalCall& call) {
+  for (std::size_t r = 0; r < call.info.returns.size(); ++r) {
+    const c10::IValue& value = call.stack[call.stack.size() - call.info.returns.size() + r];
+    if (value.isTensor() && has_payload(value.toTensor())) check_replicas_of(value.toTensor(), call.info.name);
+    if (!value.isTensorList()) continue;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      if (has_payload(tensor)) check_replicas_of(tensor, call.info.name);
+    }
+  }
+}
+
+}  // namespace
+
 void run_boxed(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard below(kAboveUs);
   LocalCall call{info, op, *stack, {}, nullptr};
@@ -591,6 +484,7 @@ void run_boxed(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::St
   if (prepared->replicated && (prepared->moves || !info.reads_memory)) say_no_rule(call);
   check_non_members(call, *prepared);
 
+  const Provenance provenance = provenance_of(call, *prepared);
   const bool writes_back = info.writes && prepared->moves;
   Locals locals(writes_back ? call.operands.size() : 0);
   const CommCause cause(info.name, prepared->decision.reason);
@@ -612,6 +506,8 @@ void run_boxed(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::St
   if (!call.mesh->contains_me()) {
     skip(call, *prepared);
   } else if (prepared->algorithm) {
+    const std::uint64_t made = check_level() == CheckLevel::kOff ? 0 : provenance.made;
+    const CommTagGuard tagged({made, &info.name, made, 0});
     run_algorithm(call, *prepared);
   } else if (!prepared->runs || prepared->fills) {
     make_up_results(call, *prepared);
@@ -620,11 +516,13 @@ void run_boxed(const OpInfo& info, const c10::OperatorHandle& op, torch::jit::St
     run_locally(call, *prepared);
   }
   if (info.out) {
-    fill_outs(call, *prepared);
+    fill_outs(call, *prepared, provenance);
   } else if (writes_back) {
-    write_back(call, *prepared, locals);
+    write_back(call, *prepared, locals, provenance);
   }
-  Results(call, *prepared).wrap_all();
+  if (info.writes) note_writes(call, provenance);
+  Results(call, *prepared, provenance).wrap_all();
+  if (check_level() == CheckLevel::kValues) check_results(call);
 }
 
 namespace {
@@ -641,9 +539,14 @@ void run_detach(torch::jit::Stack* stack) {
 void run_metadata_change(const OpInfo& info, torch::jit::Stack* stack) {
   const auto plain = plain_form(info);
   const at::Tensor self = (*stack)[stack->size() - info.args.size()].toTensor();
+  // Nobody else has its memory, as of the results that libtorch's own operators squeeze: then it may move.
+  const bool alone = self.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1 && !payload_of(self).lost_alias &&
+                     !payload_of(self).unit;
   plain->callBoxed(stack);
   const at::Tensor view = torch::jit::pop(*stack).toTensor();
-  if (payload_of(view).lost_alias) {
+  if (alone && payload_of(view).lost_alias) {
+    payload_of(view).lost_alias.reset();
+  } else if (payload_of(view).lost_alias) {
     fail_invalid(info.name, {.what = "in place, and yet the tensor would have to be moved",
                              .got = payload_of(self).spec.to_string(),
                              .advice = plain->schema().name().substr(6) + ", which gives a new tensor"});
@@ -749,9 +652,6 @@ void ensure_registered() {
 }
 
 DispatchStats dispatch_stats() { return Decisions::of_this_thread().stats(); }
-
-ImplicitReplication::ImplicitReplication() { ++replicating; }
-ImplicitReplication::~ImplicitReplication() { --replicating; }
 
 NoRuleGuard::NoRuleGuard(NoRule mode) : before_(std::exchange(no_rule, mode)) {}
 NoRuleGuard::~NoRuleGuard() { no_rule = before_; }

@@ -17,14 +17,31 @@ struct DispatchStats {
 // Of this thread's cache of decisions.
 DispatchStats dispatch_stats();
 
-// While one lives, on this thread: plain tensors among an operator's arguments count as Replicate, the same on every
-// rank.
+// What a plain tensor among an operator's distributed arguments means: a replica, the same on every rank (its values
+// are compared over the ranks with the next collective that needs the result), or an error. The first is the default of
+// a process; set_plain_operands changes it, and a guard does for its thread while it lives. Numbers and 0-d tensors are
+// always taken.
+enum class PlainOperands : std::uint8_t { kReplicate, kRefuse };
+PlainOperands set_plain_operands(PlainOperands mode);  // returns what it was
+
+class PlainOperandsGuard {
+ public:
+  explicit PlainOperandsGuard(PlainOperands mode);
+  ~PlainOperandsGuard();
+  PlainOperandsGuard(const PlainOperandsGuard&) = delete;
+  PlainOperandsGuard& operator=(const PlainOperandsGuard&) = delete;
+
+ private:
+  int before_;
+};
+
+// Plain tensors count as replicas while it lives, also in a program that refuses them.
 class ImplicitReplication {
  public:
-  ImplicitReplication();
-  ~ImplicitReplication();
-  ImplicitReplication(const ImplicitReplication&) = delete;
-  ImplicitReplication& operator=(const ImplicitReplication&) = delete;
+  ImplicitReplication() : guard_(PlainOperands::kReplicate) {}
+
+ private:
+  PlainOperandsGuard guard_;
 };
 
 // While one lives, on this thread: what to do without a rule.

@@ -17,7 +17,8 @@ struct Operand {
   at::Tensor tensor;
   Payload* payload;  // null: a plain number
   std::size_t arg;
-  std::size_t item;  // in a list
+  std::size_t item;       // in a list
+  at::Tensor plain = {};  // the caller's, where `tensor` stands for a plain one or for one of a sub-mesh
 };
 
 // A call as the kernel sees it.
@@ -37,6 +38,7 @@ struct LocalCall {
 struct Prepared {
   std::vector<std::uint64_t> words;  // the key
   std::size_t hash = 0;
+  std::uint64_t identity = 0;  // of the operator, its static arguments and all layouts; the same in every process
   std::vector<std::optional<Spec>> operands;  // keeps the key's specs alive
   Decision decision;
   bool replicated = false;               // there was no rule
@@ -49,10 +51,24 @@ struct Prepared {
   bool runs = true;                                 // is the operator run here?
   bool fills = false;                               // are the results the identity instead?
   std::vector<Dims> output_shapes;                  // of the local results
+  std::vector<Dims> output_strides;                 // likewise, in the order of memory that the specs say
   std::vector<std::int64_t> offsets;                // of results that are views, within the operand
   bool as_it_lies = false;                          // runs on the parts as they are, but for
   Dims sizes;                                       // those of its only rewrite
 };
+
+// The local tensor of a result that is no view, in the memory order and of the type that its spec says, so that views
+// of the whole are views of it: itself, or a copy. Kernels choose an order by the strides of their operands, and those
+// of a local tensor say less than those of the whole where it has one row, or none.
+at::Tensor copy_in_order(const at::Tensor& local, const Prepared& prepared, std::size_t output);
+inline at::Tensor in_order(at::Tensor local, const Prepared& prepared, std::size_t output) {
+  if (output >= prepared.output_strides.size() || !local.defined()) return local;
+  const Dims& strides = prepared.output_strides[output];
+  const at::IntArrayRef sizes = local.sizes(), now = local.strides();
+  bool lies = sizes.size() == strides.size();
+  for (std::size_t d = 0; lies && d < sizes.size(); ++d) lies = now[d] == strides[d] || sizes[d] == 1;
+  return lies ? local : copy_in_order(local, prepared, output);
+}
 
 // Finds the tensors among the arguments and the mesh they are on. Errors: plain tensors, writing to a lost alias.
 void collect(LocalCall& call);
@@ -90,5 +106,7 @@ OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> re
 
 // A static argument as rules see it.
 StaticArg static_arg(const OpInfo::Arg& arg, const c10::IValue& value);
+// The value of a plain tensor of one element; none where it is not in this machine's memory.
+StaticArg number_of(const at::Tensor& plain);
 
 }  // namespace dtensor

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "dtensor/comm/fingerprint.h"
 #include "dtensor/comm/reduce.h"
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
@@ -121,8 +122,13 @@ at::Tensor dense(const at::Tensor& local, const Place& place, const Dims& shape)
 // One step after the other, each as calls; a call is issued, then finished.
 class Execution::Player {
  public:
-  Player(const Program& program, at::Tensor local, c10::TensorOptions options)
-      : program_(program), options_(options), now_(std::move(local)) {}
+  Player(const Program& program, at::Tensor local, c10::TensorOptions options, const Provenance& provenance)
+      : program_(program),
+        options_(options),
+        provenance_(provenance),
+        outer_(CommTagGuard::current().provenance),
+        cause_(current_cause()),
+        now_(std::move(local)) {}
 
   // Goes on until something has been sent that must be waited for, or to the end.
   void issue_next() {
@@ -137,6 +143,16 @@ class Execution::Player {
   }
 
   bool ended() const { return at_ == program_.parts.size(); }
+
+  // Is there anything to send after what is under way?
+  bool sends_later() const {
+    if (ended()) return false;
+    if (call_ + 1 < num_calls() || reads_memory()) return true;
+    for (std::size_t part = at_ + 1; part < program_.parts.size(); ++part) {
+      if (!program_.parts[part].step.ranks.empty()) return true;
+    }
+    return false;
+  }
 
   void finish_call() {
     work_->wait();
@@ -156,6 +172,11 @@ class Execution::Player {
   const ScheduledStep& step() const { return part().step; }
   const ScheduledCall& call() const { return step().calls[call_]; }
   Communicator& group() const { return *part().group; }
+
+  // Members read each other's memory, and meet when they have.
+  bool reads_memory() const {
+    return !step().ranks.empty() && step().kind != StepKind::kBroadcast && step().calls.empty();
+  }
 
   std::size_t num_calls() const {
     if (step().ranks.empty()) return 0;
@@ -193,7 +214,36 @@ class Execution::Player {
     call_ = 0;
   }
 
+  // Fixed when the plan started: later steps are issued elsewhere. Values of leaves that are replicated along one mesh
+  // dim are compared along it: as they are in a group along that dim, and in a larger group by sums that must cancel
+  // out.
+  CommTag tag() const {
+    if (provenance_.made == 0) return {outer_, cause_, outer_, 0};
+    CommTag tag{mix(provenance_.made, program_.plan_hash), cause_, provenance_.made, 0};
+    const Step& planned = program_.plan.steps()[step().index];
+    const MeshDims& dims = planned.mesh_dims;
+    if (!provenance_.has_values() || dims.empty()) return tag;
+    if (dims.size() == 1) {
+      const auto m = static_cast<std::size_t>(dims[0]);
+      if (m < Provenance::kValues && provenance_.values[m] != 0)
+        tag.provenance = mix(tag.provenance, provenance_.values[m]);
+      return tag;
+    }
+    const Mesh& mesh = planned.before.mesh();
+    const auto at = mesh.coordinate(program_.rank);
+    for (const std::int64_t m : dims) {
+      const auto index = static_cast<std::size_t>(m);
+      if (!at || index >= Provenance::kValues || provenance_.values[index] == 0) continue;
+      std::uint64_t row = provenance_.values[index];
+      for (std::int64_t d = 0; d < mesh.ndim(); ++d) row = mix(row, d == m ? 0 : static_cast<std::uint64_t>((*at)[d]));
+      const auto others = static_cast<std::uint64_t>(mesh.size(m) - 1);
+      tag.balance += (*at)[m] == 0 ? others * row : 0 - row;
+    }
+    return tag;
+  }
+
   void issue() {
+    const CommTagGuard tagged(tag());
     if (step().kind == StepKind::kBroadcast) {
       issue_broadcast();
     } else if (step().calls.empty()) {
@@ -256,6 +306,9 @@ class Execution::Player {
 
   const Program& program_;
   const c10::TensorOptions options_;
+  const Provenance provenance_;
+  const std::uint64_t outer_;  // of the operator whose algorithm plays the plan
+  const std::string* const cause_;
   at::Tensor now_;
   at::Tensor out_;
   at::Tensor send_, receive_;
@@ -265,7 +318,8 @@ class Execution::Player {
   std::int64_t received_ = 0;
 };
 
-Execution::Execution(std::shared_ptr<const Program> program, at::Tensor local, c10::DeviceType device)
+Execution::Execution(std::shared_ptr<const Program> program, at::Tensor local, c10::DeviceType device,
+                     const Provenance& provenance)
     : program_(std::move(program)) {
   check_local(*program_, local);
   if (program_->parts.empty()) {
@@ -274,15 +328,68 @@ Execution::Execution(std::shared_ptr<const Program> program, at::Tensor local, c
   }
   const auto options = local.defined() ? local.options() : c10::TensorOptions().dtype(program_->type).device(device);
   if (local.defined()) local = dense(local, *program_->source, program_->source_shape);
-  player_ = std::make_unique<Player>(*program_, std::move(local), options);
+  player_ = std::make_unique<Player>(*program_, std::move(local), options, provenance);
   player_->issue_next();
 }
 
 Execution::~Execution() = default;
 
-bool Execution::done() const noexcept { return !player_; }
+// The last plan of a rank that has to send more; lives in its context. There is never more than one: the next start()
+// finishes it.
+class EarlierPlan : public std::enable_shared_from_this<EarlierPlan> {
+ public:
+  void set(const std::shared_ptr<Execution>& execution) {
+    execution->waits_in_ = weak_from_this();
+    const std::lock_guard lock(mutex_);
+    execution_ = execution;
+  }
+  void clear(const Execution* done) {
+    std::shared_ptr<Execution> last;  // let go without the lock
+    const std::lock_guard lock(mutex_);
+    if (execution_.get() == done) last = std::move(execution_);
+  }
+  void finish() {
+    std::shared_ptr<Execution> execution;
+    {
+      const std::lock_guard lock(mutex_);
+      execution = std::move(execution_);  // an error is thrown once here, and to those who ask for the result
+      execution_ = nullptr;
+    }
+    if (execution) static_cast<void>(execution->result());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<Execution> execution_;
+};
+
+namespace {
+
+// A context's part is no shared object by itself.
+struct EarlierPlanOfRank {
+  const std::shared_ptr<EarlierPlan> plan = std::make_shared<EarlierPlan>();
+};
+
+}  // namespace
+
+void finish_earlier_plan(const DeviceMesh& mesh) {
+  if (mesh.context()) mesh.context()->part<EarlierPlanOfRank>().plan->finish();
+}
+
+bool Execution::done() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return !player_;
+}
+
+bool Execution::sends_later() const { return player_ && player_->sends_later(); }
 
 const at::Tensor& Execution::result() {
+  const std::lock_guard lock(mutex_);
+  if (player_) advance();
+  return now_;
+}
+
+void Execution::advance() {
   while (player_) {
     if (!player_->ended()) {
       player_->finish_call();
@@ -293,7 +400,7 @@ const at::Tensor& Execution::result() {
     received_ = player_->received();
     player_.reset();
   }
-  return now_;
+  if (const auto earlier = waits_in_.lock()) earlier->clear(this);
 }
 
 namespace {
@@ -310,22 +417,43 @@ void watch(const Program& program) {
 
 }  // namespace
 
-std::shared_ptr<Execution> start(const DeviceMesh& mesh, const Plan& plan, at::Tensor local) {
+namespace {
+
+// With the replicated parameters of the mesh that were written so far, which need not be sent for long.
+Provenance compared(RankContext& context, const Plan& plan, Provenance provenance) {
+  if (check_level() == CheckLevel::kOff) return {};
+  const Mesh& mesh = plan.from().mesh();
+  if (!(mesh == plan.to().mesh())) return provenance;
+  if (const std::uint64_t written = context.provenance().replicas_written(mesh.stable_hash())) {
+    provenance.made = mix(provenance.made, written);
+  }
+  return provenance;
+}
+
+}  // namespace
+
+std::shared_ptr<Execution> start(const DeviceMesh& mesh, const Plan& plan, at::Tensor local,
+                                 const Provenance& provenance) {
   if (!mesh.context()) {
     fail_invalid("redistribute", {.what = "the mesh belongs to no world, so nothing can be sent over it",
                                   .got = mesh.to_string(),
                                   .advice = "init_device_mesh(world, device, mesh)"});
   }
+  const auto earlier = mesh.context()->part<EarlierPlanOfRank>().plan;
+  earlier->finish();
   const auto device = mesh.device() == DeviceKind::kCuda ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
   auto program = mesh.context()->part<ProgramCache>().find_or_make(mesh, plan);
   if (communication_is_watched()) watch(*program);
   // What is sent are the values, not memory that is yet to be conjugated or negated, or zeros that have none.
   const bool lazy = local.defined() && (local.is_conj() || local.is_neg() || local._is_zerotensor());
-  return std::make_shared<Execution>(std::move(program), lazy ? local.clone() : std::move(local), device);
+  auto execution = std::make_shared<Execution>(std::move(program), lazy ? local.clone() : std::move(local), device,
+                                               compared(*mesh.context(), plan, provenance));
+  if (execution->sends_later()) earlier->set(execution);
+  return execution;
 }
 
-at::Tensor execute(const DeviceMesh& mesh, const Plan& plan, const at::Tensor& local) {
-  return start(mesh, plan, local)->result();
+at::Tensor execute(const DeviceMesh& mesh, const Plan& plan, const at::Tensor& local, const Provenance& provenance) {
+  return start(mesh, plan, local, provenance)->result();
 }
 
 }  // namespace dtensor

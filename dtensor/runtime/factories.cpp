@@ -6,6 +6,7 @@
 #include "dtensor/runtime/identity.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/payload.h"
+#include "dtensor/runtime/provenance.h"
 
 namespace dtensor {
 namespace {
@@ -41,7 +42,9 @@ DTensor empty(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& p
     const Dims shape = spec.local_shape(*mesh.coordinate());
     local = at::empty({shape.data(), shape.size()}, at::TensorOptions().dtype(type).device(device_for(mesh, options)));
   }
-  at::Tensor result = wrap(std::move(local), spec, std::make_shared<const DeviceMesh>(mesh));
+  // No number: two empty tensors, or two of zeros, are one value.
+  at::Tensor result = wrap(std::move(local), spec, std::make_shared<const DeviceMesh>(mesh),
+                           {.provenance = {mix(stable_hash("empty"), spec.stable_hash()), {}}});
   if (options.requires_grad()) result.requires_grad_(true);
   return result;
 }
@@ -51,6 +54,7 @@ DTensor full(at::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh& m
   DTensor result = empty(sizes, mesh, placements, options);
   // All ranks meet a value that the type does not have, not those alone that fill it in.
   static_cast<void>(at::empty({1}, at::TensorOptions().dtype(result.dtype())).fill_(value));
+  payload_of(result).provenance.made = mix(mix(stable_hash("full"), result.spec().stable_hash()), number_word(value));
   const at::Tensor& local = payload_of(result).local();
   if (!local.defined()) return result;
   if (const auto op = identity_here(result.spec(), *mesh.coordinate())) {

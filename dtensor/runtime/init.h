@@ -4,9 +4,10 @@
 
 namespace dtensor {
 
-// torch::nn::init::orthogonal_ and sparse_ for distributed tensors: libtorch's draw plain tensors from its own
-// generator on every rank, and are refused. The others of torch::nn::init work as they are. Values do not depend on the
-// mesh or the placements. Each rank makes the whole matrix for a moment. Plain tensors are left to libtorch.
+// torch::nn::init::orthogonal_ and sparse_ for distributed tensors: libtorch's draw plain tensors from the rank's
+// default generator, which are different on ranks that have different seeds. The others of torch::nn::init work as they
+// are. Values do not depend on the mesh or the placements. Each rank makes the full matrix for a moment. Plain tensors
+// are left to libtorch.
 //
 // A tensor whose rows, flattened, are orthonormal times `gain` (its columns where there are more rows).
 void orthogonal_(const at::Tensor& tensor, double gain = 1);

@@ -14,6 +14,7 @@
 #include "dtensor/core/error.h"
 #include "dtensor/runtime/dispatch_impl.h"
 #include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/provenance.h"
 #include "dtensor/runtime/record.h"
 #include "dtensor/runtime/redistribute.h"
 
@@ -77,8 +78,9 @@ class ListCall {
   Guest guest(const at::Tensor& tensor, const Spec& spec, const std::shared_ptr<const DeviceMesh>& mesh,
               bool written) const {
     if (!has_payload(tensor)) {
-      if (tensor.numel() != 1) refuse_plain(name_, tensor);
-      return {tensor, {}, tensor};
+      if (tensor.numel() == 1) return {tensor, {}, tensor};
+      const Guest replica = guest(as_replica(tensor, mesh), spec, mesh, written);
+      return {tensor, replica.moved, replica.local};
     }
     Payload& payload = payload_for(tensor, written ? Use::kWrite : Use::kLook);
     const Spec& mine = payload.spec;
@@ -144,6 +146,12 @@ void run_optimizer(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::ji
       spec = settled(payload.spec);
       mesh = payload.mesh;
     }
+    Provenance made{stable_hash(call.name()), {}};
+    for (std::size_t a = 0; a < num_args; ++a) {
+      if (!call.is_list(a)) made.made = mix(made.made, number_word(call.args()[a]));
+      if (!call.is_list(a) || call.list(a).empty() || !has_payload(call.list(a)[i])) continue;
+      made.mix_in(payload_of(call.list(a)[i]).provenance);
+    }
     bool here = true;  // has this rank a part of it?
     at::Tensor first;
     for (std::size_t a = 0; a < num_args; ++a) {
@@ -156,6 +164,10 @@ void run_optimizer(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::ji
       const at::Tensor used = here ? laid_like(guest.local, a == 0 ? guest.local : first) : at::Tensor();
       if (a == 0) first = used;
       if (here) locals[a].push_back(used);
+      if (writes && has_payload(tensor)) {
+        made.made = mix(made.made, a);
+        note_written(tensor, payload_of(tensor), made);
+      }
       if (writes && (guest.moved.defined() || !used.is_same(guest.local))) {
         written.push_back({guest.home, guest.moved, guest.local, used});
       }

@@ -21,8 +21,9 @@ const DeviceMesh& MeshScope::current(std::string_view where) {
   return innermost->mesh_;
 }
 
-DTensor distribute_tensor(const at::Tensor& full, const Placements& placements, const DistributeOptions& options) {
-  return distribute_tensor(full, MeshScope::current("distribute_tensor"), placements, options);
+DTensor distribute_tensor(const at::Tensor& full, const Placements& placements, const DistributeOptions& options,
+                          std::source_location where) {
+  return distribute_tensor(full, MeshScope::current("distribute_tensor"), placements, options, where);
 }
 
 DTensor from_local(const at::Tensor& local, const Placements& placements, const FromLocalOptions& options) {

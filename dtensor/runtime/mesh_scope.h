@@ -25,7 +25,8 @@ class MeshScope {
   const MeshScope* const before_;
 };
 
-DTensor distribute_tensor(const at::Tensor& full, const Placements& placements, const DistributeOptions& options = {});
+DTensor distribute_tensor(const at::Tensor& full, const Placements& placements, const DistributeOptions& options = {},
+                          std::source_location where = std::source_location::current());
 DTensor from_local(const at::Tensor& local, const Placements& placements, const FromLocalOptions& options = {});
 DTensor empty(at::IntArrayRef sizes, const Placements& placements, const at::TensorOptions& options = {});
 DTensor zeros(at::IntArrayRef sizes, const Placements& placements, const at::TensorOptions& options = {});

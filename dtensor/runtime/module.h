@@ -12,22 +12,29 @@
 
 namespace dtensor {
 
-// How a parameter or buffer is to lie, by its name in the module ("layers.0.weight") and its value.
+// The placements of a parameter or buffer, by its name in the module ("layers.0.weight") and its value.
 using PlaceParameter = std::function<Placements(const std::string& name, const at::Tensor& parameter)>;
 
 struct DistributeModuleOptions {
-  // The values that all ranks take are this world rank's; without it every rank's own, which must be equal.
+  // Whose values the module gets, as in DistributeOptions: the first rank's unless named. Values that differ are no
+  // mistake here, since every process starts from a seed of its own: no warning is given.
   std::optional<std::int64_t> source = {};
+  // The ranks have equal values: nothing but a checksum is sent, and a difference is an error that names the parameter.
+  bool equal_copies = false;
   // Gradients are reduced together, by one collective, up to so many bytes; 0: each by itself.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
 };
 
 // Turns every parameter and buffer of the module into a distributed tensor, in place: the module's class, its members
 // and an optimizer that was made before see them. Parameters that are registered several times stay one. Without
-// `place` all are replicated. Gradients that are already there are distributed alike. Tensors on the meta device become
-// parts without values, to be drawn (the module's reset_parameters) or loaded: nobody ever holds them whole.
-// Errors, before anything is changed: a parameter that has views or shares memory with another tensor, or that is
-// distributed over another mesh. Those that are on this mesh already are left alone.
+// `place` all are replicated. Gradients that are already there are distributed alike.
+// All ranks of the mesh (of each row of a sub-mesh) get the values of one of them. Checksums are compared first, and
+// only tensors that differ are sent, through one buffer of at most 32 MB. Tensors on the meta device become local
+// tensors without values, to be drawn (the module's reset_parameters) or loaded: no rank ever holds the full ones, and
+// nothing is sent. Tensors on this mesh already keep their values. A buffer that is a view (a mask) becomes a tensor of
+// its own; other handles that share its memory outside of the module keep the plain values. Errors, before anything is
+// changed: two tensors of the module that share memory with each other; a tensor that is distributed over another mesh;
+// other names, shapes or types on some ranks.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PlaceParameter& place = {},
                        const DistributeModuleOptions& options = {});
 
@@ -70,15 +77,10 @@ std::shared_ptr<HookedModule<Impl>> with_hooks(const torch::nn::ModuleHolder<Imp
   return std::make_shared<HookedModule<Impl>>(module.ptr(), std::move(input), std::move(output));
 }
 
-// The tensor that this handle, and all who hold it, refer to becomes a distributed one. What distribute_module does to
+// Makes the tensor that this handle refers to a distributed one, for all who hold it. What distribute_module does to
 // each parameter.
 void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements,
                          const DistributeOptions& options = {});
-// An error where this cannot be done: the tensor has views, or shares memory with another. `where` and `name` are for
-// the message.
-void check_own_memory(std::string_view where, const std::string& name, const at::Tensor& tensor);
-// The same with a spec, for a tensor that is given alike on all ranks, or that is distributed over this mesh already.
-void distribute_in_place(const at::Tensor& tensor, const DeviceMesh& mesh, const Spec& spec);
 
 }  // namespace dtensor
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "dtensor/core/provenance.h"
+
 namespace dtensor {
 namespace {
 
@@ -64,6 +66,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
   rule = find_rule(name);
+  scales = rule && std::any_of(rule->rule->carries.begin(), rule->rule->carries.end(),
+                               [](const Carry& carry) { return !carry.factors.empty(); });
   accumulates = name == "aten::add_.Tensor";
   reads_real = name == "aten::view_as_real";
   reads_memory = name == "aten::as_strided";
@@ -110,6 +114,19 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) {
     }
   }
   copies = !returns_alias && !writes && schema.name().ends_with("_copy");
+  const std::string plain = in_place ? plain_name(name) : name;
+  identity = stable_hash(plain);
+  if (plain == "aten::add.Tensor") flow = Flow::kSum;
+  if (name == "aten::clone") flow = Flow::kSame;
+  if (name == "aten::copy_") flow = Flow::kCopy;
+  for (const char* only_writes : {"aten::copy_", "aten::fill_", "aten::zero_"}) {
+    const std::string_view start = only_writes;
+    if (name == start || name.rfind(std::string(start) + '.', 0) == 0) reads_self = false;
+  }
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    plain_names.push_back("the plain tensor given as argument \"" + args[i].name + "\" of " + name);
+    if (args[i].kind == ArgKind::kOther && args[i].key != KeyUse::kValue) number_args.push_back(i);
+  }
 }
 
 std::optional<c10::OperatorHandle> plain_form(const OpInfo& info) {

@@ -48,6 +48,20 @@ struct OpInfo {
   bool accumulates = false;   // what autograd adds gradients with
   bool reads_real = false;    // takes complex numbers apart where they lie
   bool reads_memory = false;  // counts in memory, not in elements
+  bool scales = false;        // whether a number given as a tensor is finite or zero decides
+
+  // How the result's provenance comes from the operands': a hash of all, their sum (gradients are added in any order),
+  // or that of the tensor which is copied.
+  enum class Flow : std::uint8_t { kMix, kSum, kSame, kCopy };
+  Flow flow = Flow::kMix;
+  bool reads_self = true;                // in place: does it read what it writes?
+  std::uint64_t identity = 0;            // of its functional form, the same in every process
+  std::vector<std::size_t> number_args;  // static arguments that are not, or not always, in the key
+
+  // Does the operator read the argument's values?
+  bool reads(std::size_t arg) const { return !args[arg].written || (!out && (arg != 0 || reads_self)); }
+  // For the history: "the plain tensor given as argument "mask" of aten::masked_fill".
+  std::vector<std::string> plain_names;
 };
 
 // "aten::add.Tensor" of "aten::add_.Tensor", if there is one with as many arguments.

@@ -1,25 +1,35 @@
 // Operators that have a kernel of their own below autograd, because no row can say what they do.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/_pack_padded_sequence.h>
 #include <ATen/ops/diag_embed.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
 
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 #include "dtensor/runtime/dispatch_impl.h"
+#include "dtensor/runtime/identity.h"
 #include "dtensor/runtime/lists_impl.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/record.h"
 #include "dtensor/runtime/redistribute.h"
 #include "dtensor/runtime/register.h"
+#include "dtensor/runtime/tensor.h"
 
 namespace dtensor {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
+const std::string kComputedOnce = "its bits may differ between ranks: all take those of the first";
+const std::string kReadsValues = "its values are read: the tensor is brought together";
 const std::string kMeansMemory = "it means memory: the tensor is brought together";
 
 // `out` forms of what has a kernel of its own, or gives a list: the plain form, copied into what was given.
@@ -127,6 +137,94 @@ void run_diag(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack
   stack->emplace_back(self.dim() == 1 ? at::diag_embed(self, diagonal) : self.diagonal(diagonal).clone());
 }
 
+// (input, lengths, batch first): how many sequences go on at each step is read by those who use it, so it stays plain.
+void run_pack(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const bool batch_first = torch::jit::pop(*stack).toBool();
+  const at::Tensor lengths = torch::jit::pop(*stack).toTensor(), input = torch::jit::pop(*stack).toTensor();
+  const CommCause cause(op.schema().name(), kReadsValues);
+  const auto read = [](const at::Tensor& tensor) {
+    return has_payload(tensor) ? DTensor(tensor).full_tensor() : tensor;
+  };
+  const std::shared_ptr<const DeviceMesh> mesh = payload_of(has_payload(input) ? input : lengths).mesh;
+  auto [data, steps] = at::_pack_padded_sequence(read(input), read(lengths), batch_first);
+  stack->emplace_back(as_replica(data, mesh));
+  stack->emplace_back(steps);
+}
+
+// A result that ranks computed for themselves: all take the first one's.
+at::Tensor from_first(const at::Tensor& result, const std::shared_ptr<const DeviceMesh>& mesh) {
+  const Dims at = *mesh->coordinate();
+  if (result.numel() == 0 || mesh->size() == 1) return as_replica(result, mesh);
+  at::Tensor part = result;
+  if (std::any_of(at.begin(), at.end(), [](std::int64_t index) { return index != 0; })) {
+    part = at::empty_like(result);
+    fill_identity(part, ReduceOp::kSum);
+  }
+  const auto spec = [&](const Placement& placement) {
+    return Spec::make(meta_of(result), *mesh, Placements(static_cast<std::size_t>(mesh->ndim()), placement));
+  };
+  return redistribute_now(wrap(part, spec(Partial()), mesh), spec(Replicate()), mesh, {});
+}
+
+// (self, other, rcond, driver): the bits of the answer depend on where in memory the operands are.
+void run_lstsq(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  std::shared_ptr<const DeviceMesh> mesh;
+  const CommCause cause(op.schema().name(), kComputedOnce);
+  const std::size_t first = stack->size() - op.schema().arguments().size();
+  for (std::size_t i : {first, first + 1}) {
+    const at::Tensor tensor = (*stack)[i].toTensor();
+    if (!has_payload(tensor)) continue;
+    mesh = payload_of(tensor).mesh;
+    (*stack)[i] = DTensor(tensor).full_tensor();
+  }
+  if (!mesh->contains_me()) {
+    fail_unsupported(op.schema().name(), {.what = "this rank is not in the tensor's mesh, and has no value of it",
+                                          .got = "rank " + std::to_string(mesh->rank()) + " and " + mesh->to_string()});
+  }
+  op.callBoxed(stack);
+  for (std::size_t r = 0; r < op.schema().returns().size(); ++r) {
+    c10::IValue& value = (*stack)[stack->size() - op.schema().returns().size() + r];
+    value = from_first(value.toTensor(), mesh);
+  }
+}
+
+// libtorch 1.13 has paths for channels_last that do not look at the scales, and takes what has one channel for it.
+constexpr bool kNearestForgetsScales = TORCH_VERSION_MAJOR < 2;
+
+// The channels of a tensor whose shards may have one, and so another order of memory than the whole, are put together.
+at::Tensor with_all_channels(const at::Tensor& self) {
+  const Spec& spec = payload_of(self).spec;
+  DimLayouts dims = spec.dims();
+  if (dims.size() < 2 || spec.meta().shape()[1] == 1) return self;
+  dims[1] = {Factor{spec.meta().shape()[1], {}}};
+  if (dims == spec.dims()) return self;
+  const Spec to = expect_spec(Spec::from_dims(spec.meta(), spec.mesh(), dims, spec.partials()), "upsample");
+  return redistribute_now(self, to, payload_of(self).mesh, {});
+}
+
+// (self, …, scales)
+void run_nearest(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  static std::mutex mutex;
+  static auto* known = new std::map<const c10::FunctionSchema*, std::unique_ptr<OpInfo>>();
+  const OpInfo* info = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    auto& entry = (*known)[&op.schema()];
+    if (!entry) entry = std::make_unique<OpInfo>(op);
+    info = entry.get();
+  }
+  const c10::IValue& last = stack->back();
+  c10::IValue& self = (*stack)[stack->size() - op.schema().arguments().size()];
+  static const std::string* reason = new std::string("shards of one channel would be scaled otherwise");
+  const CommCause cause(info->name, *reason);
+  if (!last.isNone() && has_payload(self.toTensor())) self = with_all_channels(self.toTensor());
+  run_boxed(*info, op, stack);
+}
+
+bool is_nearest(const std::string& base) {
+  return base.rfind("aten::upsample_nearest", 0) == 0 || base.rfind("aten::_upsample_nearest_exact", 0) == 0;
+}
+
 using Kernel = void (*)(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*);
 
 Kernel kernel_of(const c10::OperatorName& name) {
@@ -140,10 +238,13 @@ Kernel kernel_of(const c10::OperatorName& name) {
   // libtorch 1.13 makes them of the others below autograd, later ones above.
   if (base.rfind("aten::upsample_", 0) == 0 && name.overload_name.rfind("vec", 0) == 0) return run_made_of_others;
   if (!name.overload_name.empty()) return find_out_form(base + "." + name.overload_name) ? run_out : nullptr;
+  if (kNearestForgetsScales && is_nearest(base)) return run_nearest;
   if (base == "aten::allclose" || base == "aten::is_same_size") return run_made_of_others;
   if (base == "aten::as_strided_copy") return run_as_strided_copy;
   if (base == "aten::as_strided_scatter") return run_as_strided_scatter;
   if (base == "aten::diag") return run_diag;
+  if (base == "aten::_pack_padded_sequence") return run_pack;
+  if (base == "aten::linalg_lstsq") return run_lstsq;
   return base == "aten::is_pinned" ? run_is_pinned : nullptr;
 }
 

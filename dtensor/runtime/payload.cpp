@@ -95,6 +95,14 @@ class WrapperImpl final : public c10::TensorImpl, public Recycled<WrapperImpl> {
                                                          bool allow_metadata_change) const override {
     return copy(std::move(version), allow_metadata_change);
   }
+#if TORCH_VERSION_MAJOR < 2
+  // Asked before a data pointer is given, and by nothing that distributed tensors are used for. Later versions have an
+  // error for it (forbid_raw_data).
+  bool has_storage() const override {
+    TORCH_CHECK(false, kNoRawData);
+    return false;
+  }
+#endif
   // What libtorch says it cannot do with.
   const char* tensorimpl_type_name() const override { return kNoRawData; }
   void release_resources() override {
@@ -129,6 +137,7 @@ c10::Device device_of(const DeviceMesh& mesh) {
 
 at::Tensor wrap_storage(c10::intrusive_ptr<PayloadStorage> home, c10::DeviceType device, const WrapOptions& options) {
   ensure_registered();
+  home->payload().provenance = options.provenance;
   const TensorMeta& meta = home->payload().spec.meta();
   const auto type = c10::scalarTypeToTypeMeta(scalar_type_of(meta.dtype()));
   const at::IntArrayRef sizes(meta.shape().data(), meta.shape().size());
@@ -161,14 +170,16 @@ void Payload::settle_one() {
   if (unreduced_ && unreduced_->bucket) unreduced_->bucket->reduce();
   at::Tensor value;
   if (pending_) {
-    value = std::exchange(pending_, nullptr)();
+    value = pending_();  // after an error it is still pending, and gives the same error again
+    pending_ = nullptr;
   } else {
-    const Unreduced from = *std::exchange(unreduced_, std::nullopt);
+    const Unreduced from = *unreduced_;
     static const std::string* op = new std::string("gradient");
     static const std::string* reason = new std::string("what was accumulated is reduced at its first use");
     const CommCause cause(*op, *reason, /*asked=*/true);
     from.source.check();
-    value = execute(*mesh, make_plan(from.spec, spec), from.local);
+    value = execute(*mesh, make_plan(from.spec, spec), from.local, provenance);
+    unreduced_.reset();
   }
   if (local_.defined()) {
     local_.add_(value);
@@ -274,26 +285,25 @@ at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const Device
 }
 
 at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
-                        const at::Tensor& source) {
+                        const Provenance& provenance) {
   const c10::Device device = device_of(*mesh);
   auto home = c10::make_intrusive<PayloadStorage>(at::Tensor(), spec, std::move(mesh), device);
-  home->payload().set_pending([execution = std::move(execution), read = Source(source)] {
-    read.check();
-    return execution->result();
-  });
-  return wrap_storage(std::move(home), device.type(), {});
+  home->payload().set_pending([execution = std::move(execution)] { return execution->result(); });
+  return wrap_storage(std::move(home), device.type(), {.provenance = provenance});
 }
 
-at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh) {
+at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh,
+                      const Provenance& provenance) {
   const Spec spec = Spec::make(meta_of(plain), *mesh, Placements(static_cast<std::size_t>(mesh->ndim()), Replicate()));
-  if (!mesh->contains_me()) return wrap(at::Tensor(), spec, mesh, {.shared = true});
+  if (!mesh->contains_me()) return wrap(at::Tensor(), spec, mesh, {.shared = true, .provenance = provenance});
   // Zeros without memory, which libtorch makes in backward passes, have nothing that could be sent.
   const at::Tensor local = plain._is_zerotensor() ? at::zeros(plain.sizes(), plain.options()) : plain;
-  return wrap(local, spec, mesh, {.shared = true});
+  return wrap(local, spec, mesh, {.shared = true, .provenance = provenance});
 }
 
 void exchange(const at::Tensor& parameter, const at::Tensor& value) {
   payload_of(value).hooked = payload_of(parameter).hooked.load();
+  payload_of(value).provenance = payload_of(parameter).provenance;
   parameter.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
 }
 

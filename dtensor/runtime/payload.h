@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "dtensor/core/mesh.h"
+#include "dtensor/core/provenance.h"
 #include "dtensor/core/spec.h"
 #include "dtensor/runtime/execute.h"
 
@@ -40,10 +41,13 @@ class GatherUnit {
  public:
   virtual ~GatherUnit() = default;
   // What is about to be done with `tensor`, a parameter of the unit or what was taken from one while it was gathered:
-  // an operator reads it, or writes it; its value is looked at as it lies; the program takes its part. The tensor may
-  // have another payload afterwards.
-  enum class Use : std::uint8_t { kRead, kWrite, kLook, kMemory };
+  // an operator reads it, or writes it; its value is looked at as it lies; the program takes its part, or asks for its
+  // layout. The tensor may have another payload afterwards.
+  enum class Use : std::uint8_t { kRead, kWrite, kLook, kMemory, kLayout };
   virtual void before_use(const at::Tensor& tensor, Use use) = 0;
+  // The gathered tensor that an operator without gradients reads in place of `tensor`, which keeps its own layout and
+  // type; `tensor` itself where nothing is gathered for it.
+  virtual at::Tensor gathered(const at::Tensor& tensor) = 0;
   // Is it a view that was taken of a gathered parameter? Its memory goes when the unit is written.
   virtual bool comes_and_goes(const at::Tensor& tensor) = 0;
 
@@ -144,6 +148,8 @@ class Payload {
     if (unsettled_.load(std::memory_order_acquire)) settle();
     return local_;
   }
+  // The same without waiting: null where there is something to wait for or to reduce.
+  const at::Tensor* local_if_settled() const { return unsettled_.load(std::memory_order_acquire) ? nullptr : &local_; }
   // What this rank's part will be, or what will be added to it where there is one.
   using Pending = std::function<at::Tensor()>;
   void set_pending(Pending pending) {
@@ -167,6 +173,7 @@ class Payload {
 
   const Spec spec;
   const std::shared_ptr<const DeviceMesh> mesh;
+  Provenance provenance;
   std::optional<LostAlias> lost_alias;
   // The part is expanded, and takes less memory than the spec says: it is laid out before it is viewed or written.
   bool expanded = false;
@@ -217,6 +224,8 @@ struct WrapOptions {
   std::shared_ptr<ParameterTraits> traits = {};
   // A view of this tensor: takes over its keys, so that inference mode accepts it.
   const at::Tensor* base = nullptr;
+  // How the tensor was made; the same value on all ranks.
+  Provenance provenance = {};
   // Where the whole view would begin in the memory of the whole tensor: libtorch finds gradients of writes to views so.
   std::int64_t offset = 0;
 };
@@ -224,10 +233,11 @@ struct WrapOptions {
 at::Tensor wrap(at::Tensor local, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
                 const WrapOptions& options = {});
 at::Tensor wrap_pending(std::shared_ptr<Execution> execution, const Spec& spec, std::shared_ptr<const DeviceMesh> mesh,
-                        const at::Tensor& source);
+                        const Provenance& provenance);
 
 // A plain tensor that is the same on all ranks.
-at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh);
+at::Tensor as_replica(const at::Tensor& plain, const std::shared_ptr<const DeviceMesh>& mesh,
+                      const Provenance& provenance = {});
 
 // The parameter's value is laid out otherwise, and is the same: its version, traits and autograd state stay.
 void exchange(const at::Tensor& parameter, const at::Tensor& value);

@@ -1,4 +1,6 @@
 // What happens when a call is new: its operands' specs go to the rules, and the answer is worked out for this rank.
+#include <ATen/ops/empty_strided.h>
+
 #include <algorithm>
 
 #include "dtensor/core/error.h"
@@ -156,6 +158,7 @@ void work_out(const LocalCall& call, Prepared& prepared) {
   }
   for (const auto& output : decision.outputs) {
     prepared.output_shapes.push_back(output ? output->local_shape(*at) : Dims{});
+    prepared.output_strides.push_back(output ? output->local_stride(*at) : Dims{});
   }
 }
 
@@ -177,7 +180,30 @@ void find_short_way(const LocalCall& call, Prepared& prepared) {
   for (const std::int64_t size : rewrites[0].second.toIntVector()) prepared.sizes.push_back(size);
 }
 
+// The key's words after the operands' are the static arguments, which are numbers: no pointers. An operand has two
+// words, a number that scales three.
+std::uint64_t identity_of(const LocalCall& call, const Prepared& prepared) {
+  std::uint64_t identity = mix(call.info.identity, prepared.words[1] & 0xFF);
+  std::size_t next = 2;
+  for (const Operand& operand : call.operands) {
+    identity = mix(identity, prepared.words[next]);
+    identity = mix(identity, operand.payload ? operand.payload->spec.stable_hash() : prepared.words[next + 1]);
+    next += operand.payload || !call.info.scales ? 2 : 3;
+  }
+  for (; next < prepared.words.size(); ++next) identity = mix(identity, prepared.words[next]);
+  for (const auto& output : prepared.decision.outputs) identity = mix(identity, output ? output->stable_hash() : 1);
+  return identity;
+}
+
 }  // namespace
+
+at::Tensor copy_in_order(const at::Tensor& local, const Prepared& prepared, std::size_t output) {
+  const Dims& shape = prepared.output_shapes[output];
+  if (local.sizes() != at::IntArrayRef(shape.data(), shape.size())) return local;  // wrapping it says what is wrong
+  const Dims& strides = prepared.output_strides[output];
+  const at::Tensor result = at::empty_strided(local.sizes(), {strides.data(), strides.size()}, local.options());
+  return local.numel() > 0 ? result.copy_(local) : result;
+}
 
 void check_no_gaps(const Spec& spec, const std::string& op) {
   const TensorMeta& meta = spec.meta();
@@ -197,6 +223,7 @@ OpCall describe(const LocalCall& call, std::vector<std::optional<TensorMeta>> re
     if (count++ == 0) first = described.operands.size();
     described.items.push_back(operand.item);
     described.operands.push_back(operand.payload ? std::optional<Spec>(operand.payload->spec) : std::nullopt);
+    described.numbers.push_back(operand.payload ? StaticArg::none() : number_of(operand.tensor));
   }
   for (std::size_t i = 0; i < call.info.args.size(); ++i) {
     const OpInfo::Arg& arg = call.info.args[i];
@@ -215,7 +242,10 @@ StaticArg static_arg(const OpInfo::Arg& arg, const c10::IValue& value) {
   if (value.isBool()) return StaticArg::boolean(value.toBool());
   if (value.isInt()) return StaticArg::integer(value.toInt());
   if (value.isDouble()) return StaticArg::number(NumberType::kFloating, value.toDouble());
-  if (value.isComplexDouble()) return StaticArg::number(NumberType::kComplex, value.toComplexDouble().real());
+  if (value.isComplexDouble()) {
+    const c10::complex<double> number = value.toComplexDouble();
+    return StaticArg::number(NumberType::kComplex, number.real(), number.imag());
+  }
   if (value.isIntList()) {
     const auto list = value.toIntVector();
     return StaticArg::integers(Dims(list.begin(), list.end()));
@@ -234,6 +264,24 @@ StaticArg static_arg(const OpInfo::Arg& arg, const c10::IValue& value) {
     return StaticArg::text(std::move(text));
   }
   return StaticArg::text(value.tagKind());
+}
+
+StaticArg number_of(const at::Tensor& plain) {
+  if (plain._is_zerotensor()) return StaticArg::integer(0);
+  if (!plain.device().is_cpu() || plain.numel() != 1) return StaticArg::none();
+  const void* data = plain.data_ptr();
+  switch (plain.scalar_type()) {
+    case c10::ScalarType::Double:
+      return StaticArg::number(NumberType::kFloating, *static_cast<const double*>(data));
+    case c10::ScalarType::Float:
+      return StaticArg::number(NumberType::kFloating, *static_cast<const float*>(data));
+    case c10::ScalarType::Long:
+      return StaticArg::integer(*static_cast<const std::int64_t*>(data));
+    case c10::ScalarType::Bool:
+      return StaticArg::boolean(*static_cast<const bool*>(data));
+    default:
+      return static_arg({}, c10::IValue(plain.item()));
+  }
 }
 
 DecideOptions& decide_options() {
@@ -263,13 +311,14 @@ std::shared_ptr<const Prepared> prepare(const LocalCall& call, std::vector<std::
     if (!decision) {
       prepared->out_of_place = plain_form(call.info);
       if (!prepared->out_of_place) refuse(call, decision.reason());
-      return prepared;
+      return prepared;  // the other form has its own
     }
     prepared->decision = std::move(*decision);
   } else {
     prepared->decision = on_replicas(call);
     prepared->replicated = true;
   }
+  prepared->identity = identity_of(call, *prepared);
   work_out(call, *prepared);
   find_short_way(call, *prepared);
   if (call.info.returns_alias && !call.info.writes && !prepared->replicated) prepared->offsets = view_offsets(call);

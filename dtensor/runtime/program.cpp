@@ -9,7 +9,9 @@ std::shared_ptr<const Program> ProgramCache::find_or_make(const DeviceMesh& mesh
   const std::lock_guard lock(mutex_);
   const auto known = programs_.find(plan);
   if (known != programs_.end()) return known->second;
-  auto program = std::make_shared<Program>(Program{plan, {}, {}, scalar_type_of(plan.from().meta().dtype()), {}});
+  auto program =
+      std::make_shared<Program>(Program{plan, {}, {}, scalar_type_of(plan.from().meta().dtype()), {}, mesh.rank(), 0});
+  program->plan_hash = mix(plan.from().stable_hash(), plan.to().stable_hash());
   if (const auto at = plan.from().mesh().coordinate(mesh.rank())) {
     program->source = local_place(plan.from(), *at);
     program->source_shape = plan.from().local_shape(*at);

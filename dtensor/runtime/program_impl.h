@@ -25,6 +25,8 @@ struct Program {
     std::vector<CommunicatorPtr> broadcast_groups;
   };
   std::vector<Part> parts;
+  std::int64_t rank = 0;
+  std::uint64_t plan_hash = 0;  // of its two specs, the same on all ranks
 };
 
 // The programs that a rank has made; lives in its context. Bounded.

@@ -77,6 +77,8 @@ DTensor drawn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& p
   const RandomKey key = next_random_key(mesh, generator);
   const DTensor result = empty(sizes, mesh, placements, options.requires_grad(c10::nullopt));
   fill_random(result, key, draw, where);
+  Payload& payload = payload_of(result);
+  payload.provenance.made = mix(mix(stable_hash(where), payload.spec.stable_hash()), provenance_word(key));
   if (options.requires_grad()) result.requires_grad_(true);
   return result;
 }
@@ -87,6 +89,8 @@ RandomKey next_random_key(const DeviceMesh& mesh, const MaybeGenerator& generato
   RandomSource& source = source_of(context_of_mesh(mesh));
   return generator && generator->defined() ? source.next_from(draw_of(*generator)) : source.next();
 }
+
+std::uint64_t provenance_word(const RandomKey& key) { return mix(mix(mix(key.key[0], key.key[1]), key.call), 0); }
 
 void fill_random(const at::Tensor& tensor, const RandomKey& key, const Draw& draw, std::string_view where) {
   Payload& payload = payload_of(tensor);

@@ -11,6 +11,9 @@ namespace dtensor {
 // The key of one logical call: the rank's next one, or one draw of the generator's.
 RandomKey next_random_key(const DeviceMesh& mesh, const MaybeGenerator& generator);
 
+// The seed and the call in one word.
+std::uint64_t provenance_word(const RandomKey& key);
+
 // Fills what this rank holds of a distributed tensor. Errors, on all ranks: a Partial tensor, a type without such
 // values.
 void fill_random(const at::Tensor& tensor, const RandomKey& key, const Draw& draw, std::string_view where);
@@ -39,6 +42,8 @@ class RandomCall {
 
   // Of this call, taken when it began.
   const RandomKey& key() const { return key_; }
+  // Of the first result: the operator, seed and call, the operands and numbers.
+  Provenance provenance() const;
   // Takes the arguments away and gives the results.
   void finish(std::initializer_list<at::Tensor> results);
 

@@ -9,6 +9,7 @@
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 #include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/provenance.h"
 #include "dtensor/runtime/random_impl.h"
 #include "dtensor/runtime/register.h"
 
@@ -208,9 +209,30 @@ std::int64_t RandomCall::integer(std::string_view arg) const {
   return value.isTensor() ? value.toTensor().item().toLong() : value.toInt();
 }
 
+Provenance RandomCall::provenance() const {
+  CallProvenance made(call_.info, mix(call_.info.identity, provenance_word(key_)));
+  for (const Operand& operand : call_.operands) {
+    made.add_word(operand.payload->spec.stable_hash());
+    if (!call_.info.args[operand.arg].written) made.add_operand(operand.payload->provenance);
+  }
+  for (std::size_t i = 0; i < call_.info.args.size(); ++i) {
+    if (call_.info.args[i].kind == OpInfo::ArgKind::kOther) made.add_word(number_word(call_.arg(i)));
+  }
+  return made.result();
+}
+
 void RandomCall::finish(std::initializer_list<at::Tensor> results) {
+  const Provenance made = provenance();
   torch::jit::drop(call_.stack, call_.info.args.size());
-  for (const at::Tensor& result : results) call_.stack.emplace_back(result);
+  note_made(mesh(), made.made, call_.info.name, 0, 0);
+  std::size_t output = 0;
+  for (const at::Tensor& result : results) {
+    note_written(result, payload_of(result), of_output(made, output++));
+    const auto written = std::find_if(call_.operands.begin(), call_.operands.end(), [&](const Operand& operand) {
+      return operand.plain.defined() && operand.tensor.is_same(result);
+    });
+    call_.stack.emplace_back(written == call_.operands.end() ? result : written->plain);
+  }
 }
 
 RandomHandler random_handler(const std::string& name) {

@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <mutex>
+#include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "dtensor/core/error.h"
@@ -127,6 +129,20 @@ CommCause::~CommCause() {
   cause_op = op_before_;
   cause_reason = reason_before_;
   cause_asked = asked_before_;
+}
+
+// Names live as long as the program: errors print them long after the call.
+const std::string* current_cause() {
+  if (!cause_op) return nullptr;
+  static std::mutex mutex;
+  static auto* all = new std::set<std::string>;
+  thread_local std::unordered_map<std::string, const std::string*> known;
+  const std::string*& name = known[*cause_op];
+  if (!name) {
+    const std::lock_guard lock(mutex);
+    name = &*all->insert(*cause_op).first;
+  }
+  return name;
 }
 
 bool communication_is_watched() { return current() != nullptr; }

@@ -71,6 +71,9 @@ class CommCause {
   bool asked_before_;
 };
 
+// The operator that this thread communicates for; null: none.
+const std::string* current_cause();
+
 // `dp_tp`; `meshes` where there are no mesh dims.
 std::string group_name(const Mesh& mesh, const MeshDims& mesh_dims);
 

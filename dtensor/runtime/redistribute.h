@@ -25,6 +25,7 @@ at::Tensor counted_with(at::Tensor result, const at::Tensor& source);
 
 // Do all ranks of the mesh say the same shape and type, and do replicas hold the same bits? An error on all of them if
 // not.
-void check_agreement(const DeviceMesh& mesh, const Spec& spec, const at::Tensor& local);
+void check_agreement(const DeviceMesh& mesh, const Spec& spec, const at::Tensor& local,
+                     const std::string& where = "from_local");
 
 }  // namespace dtensor

@@ -69,20 +69,6 @@ at::Tensor reshaped(const at::Tensor& self, at::IntArrayRef wanted) {
   return result;
 }
 
-// aten::view_as a plain tensor: what is then copied from that one would be each rank's own (nn::init::orthogonal_ draws
-// it from libtorch's generator).
-void view_as_kernel(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  const at::Tensor other = torch::jit::pop(*stack).toTensor();
-  const at::Tensor self = torch::jit::pop(*stack).toTensor();
-  if (has_payload(self) && !has_payload(other) && !in_backward()) {
-    fail_invalid("aten::view_as",
-                 {.what = "a plain tensor among distributed ones",
-                  .got = meta_of(other).to_string() + " beside " + payload_of(self).spec.to_string(),
-                  .advice = "view(other.sizes()), where it is the same on all ranks; dtensor::orthogonal_"});
-  }
-  stack->emplace_back(self.view(other.sizes()));
-}
-
 }  // namespace
 
 void register_reshape() {
@@ -90,7 +76,6 @@ void register_reshape() {
   for (const auto key : {c10::DispatchKey::AutogradPrivateUse3, kDTensorKey}) {
     auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
     library->impl("reshape", TORCH_FN(reshaped));
-    library->impl("view_as", torch::CppFunction::makeFromBoxedFunction<&view_as_kernel>());
   }
 }
 

@@ -1,11 +1,11 @@
 // What an operator's results will be as a whole: asked of libtorch's meta kernels, else known here, else tried out.
-#include <ATen/ExpandUtils.h>
-#include <ATen/OpMathType.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/List.h>
 #include <ATen/native/TypeProperties.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/neg.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -127,8 +127,34 @@ bool is_elementwise(const OpRule& rule) {
   });
 }
 
-// The operator itself on zeros (or ones) of size 1 along all dims that may be cut, where this libtorch has no meta
-// kernel. A dim that may be cut has the same size in operands and results, and no other depends on it.
+// A tensor of this shape that lies densely, its dims in the same order in memory.
+TensorMeta in_order_of(const TensorMeta& meta, const Dims& shape, DType dtype) {
+  std::vector<std::size_t> order;  // innermost first
+  for (std::size_t d = shape.size(); d-- > 0;) order.push_back(d);
+  const Dims& stride = meta.stride();
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return stride[a] < stride[b]; });
+  Dims result(shape.size(), 1);
+  std::int64_t next = 1;
+  for (const std::size_t d : order) {
+    result[d] = next;
+    next *= std::max<std::int64_t>(shape[d], 1);
+  }
+  const TensorMeta by_rows(shape, dtype);
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] > 1 && result[d] != by_rows.stride()[d]) return {shape, result, dtype};
+  }
+  return by_rows;
+}
+
+at::Tensor small_tensor(const TensorMeta& meta, double value, c10::Device device) {
+  const Dims &shape = meta.shape(), &stride = meta.stride();
+  return at::empty_strided({shape.data(), shape.size()}, {stride.data(), stride.size()},
+                           c10::TensorOptions().dtype(scalar_type_of(meta.dtype())).device(device))
+      .fill_(value);
+}
+
+// The operator itself on zeros (or ones) of at most size 2 along all dims that may be cut, where this libtorch has no
+// meta kernel. A dim that may be cut has the same size in operands and results, and no other depends on it.
 GlobalResults from_probe(const LocalCall& call) {
   const OpInfo& info = call.info;
   if (!info.rule || info.rule->rule->kind != RuleKind::kFactors || info.takes_generator) return {};
@@ -145,16 +171,14 @@ GlobalResults from_probe(const LocalCall& call) {
     const TensorMeta& meta = call.operands[i].payload->spec.meta();
     Dims shape = meta.shape();
     for (std::size_t d = 0; d < shape.size(); ++d) {
-      if (letters->operands[i][d] != kNoLetter) shape[d] = std::min<std::int64_t>(shape[d], 1);
+      if (letters->operands[i][d] != kNoLetter) shape[d] = std::min<std::int64_t>(shape[d], 2);
     }
-    small.emplace_back(shape, meta.dtype());
+    small.push_back(in_order_of(meta, shape, meta.dtype()));
   }
   const auto probe = [&](double value) {
     torch::jit::Stack stack = with_tensors(call, [&](std::size_t operand) {
       const TensorMeta& meta = small[operand];
-      return at::full(
-          {meta.shape().data(), meta.shape().size()}, value,
-          c10::TensorOptions().dtype(scalar_type_of(meta.dtype())).device(call.operands[operand].tensor.device()));
+      return small_tensor(meta, value, call.operands[operand].tensor.device());
     });
     if (rule.scaled) {
       const std::int64_t whole = call.operands[0].payload->spec.meta().shape()[rule.scaled->dim];
@@ -192,7 +216,7 @@ GlobalResults from_probe(const LocalCall& call) {
     for (std::size_t d = 0; d < shape.size(); ++d) {
       if (found->results[k][d] != kNoLetter) shape[d] = sizes.at(found->results[k][d]);
     }
-    results[k] = TensorMeta(shape, results[k]->dtype());
+    results[k] = in_order_of(*results[k], shape, results[k]->dtype());
   }
   return results;
 }
@@ -200,6 +224,7 @@ GlobalResults from_probe(const LocalCall& call) {
 // Operators without a meta kernel in some libtorch (1.13 has none for relu), by what their results look like.
 enum class Look : std::uint8_t {
   kLike0,              // the first operand
+  kJoined,             // the first operand in the order of memory that cat gives
   kLike1,              // the second, or the first two together where they broadcast
   kLayerNorm,          // the input, and mean and rstd over its normalized dims
   kLayerNormBackward,  // like the input, the weight and the bias
@@ -217,13 +242,13 @@ enum class Look : std::uint8_t {
   kBins,               // as many numbers of the first operand's type as the second argument says
   kGrouped,            // products of matrices, some of them cut into groups
   kScaledProduct,      // a product of matrices, of the type that is asked for
-  kBatchNorm,          // the input, and in training mean and rstd of its channels
-  kBatchNormEval,      // the input, no statistics, and nothing in reserve
+  kGroupNorm,          // the input, and mean and rstd of the groups of each sample
+  kBatchNorm,          // the input, in training mean and rstd of its channels, and what some forms keep in reserve
 };
 
 const std::map<std::string_view, Look>& looks() {
   static const std::map<std::string_view, Look> table = {
-      {"aten::_batch_norm_no_update", Look::kBatchNormEval},
+      {"aten::_batch_norm_no_update", Look::kBatchNorm},
       {"aten::_grouped_mm", Look::kGrouped},
       {"aten::_native_batch_norm_legit", Look::kBatchNorm},
       {"aten::_scaled_mm", Look::kScaledProduct},
@@ -256,11 +281,12 @@ const std::map<std::string_view, Look>& looks() {
       {"aten::mse_loss_backward", Look::kLike1},
       {"aten::native_batch_norm", Look::kBatchNorm},
       {"aten::native_dropout_backward", Look::kLike0},
+      {"aten::native_group_norm", Look::kGroupNorm},
       {"aten::native_layer_norm", Look::kLayerNorm},
       {"aten::native_layer_norm_backward", Look::kLayerNormBackward},
       {"aten::relu", Look::kLike0},
       {"aten::relu_", Look::kLike0},
-      {"aten::roll", Look::kLike0},
+      {"aten::roll", Look::kJoined},
       {"aten::rrelu_with_noise_backward", Look::kLike1},
       {"aten::rsub.Tensor", Look::kBroadcast},
       {"aten::std.correction", Look::kReduced},
@@ -275,34 +301,85 @@ const std::map<std::string_view, Look>& looks() {
 
 TensorMeta row_major(const TensorMeta& meta, DType dtype) { return {meta.shape(), dtype}; }
 
-// A new tensor like this one: elements that share memory in a view (expand) do not.
-TensorMeta fresh(const TensorMeta& meta) {
-  for (std::size_t d = 0; d < meta.shape().size(); ++d) {
-    if (meta.stride()[d] == 0 && meta.shape()[d] > 1) return row_major(meta, meta.dtype());
+// The order of memory that an elementwise function of these operands gives its result: asked of one that can be called
+// without data in every libtorch.
+TensorMeta elementwise(const std::vector<TensorMeta>& operands, DType dtype) {
+  at::Tensor result;
+  for (const TensorMeta& meta : operands) {
+    const at::Tensor one = meta_tensor(TensorMeta(meta.shape(), meta.stride(), DType::kF32));
+    result = result.defined() ? at::add(result, one) : operands.size() == 1 ? at::neg(one) : one;
   }
-  return meta;
+  TensorMeta meta = meta_of(result);
+  return {meta.shape(), meta.stride(), dtype};
 }
+TensorMeta elementwise(const TensorMeta& meta) { return elementwise({meta}, meta.dtype()); }
 
 // All shapes together, and the type of those from `first` on.
 TensorMeta broadcast(const LocalCall& call, std::size_t first, std::size_t last) {
-  std::vector<std::int64_t> sizes;
-  for (std::size_t i = 0; i < first; ++i) sizes = at::infer_size(sizes, call.operands[i].tensor.sizes());
+  std::vector<TensorMeta> metas;
   at::native::ResultTypeState types = {};
-  for (std::size_t i = first; i < last; ++i) {
-    const at::Tensor& tensor = call.operands[i].tensor;
-    sizes = at::infer_size(sizes, tensor.sizes());
-    types = at::native::update_result_type_state(tensor, types);
+  for (std::size_t i = 0; i < last; ++i) {
+    metas.push_back(meta_at(call, i));
+    if (i >= first) types = at::native::update_result_type_state(call.operands[i].tensor, types);
   }
-  return {Dims(sizes.begin(), sizes.end()), dtype_of(at::native::result_type(types))};
+  return elementwise(metas, dtype_of(at::native::result_type(types)));
+}
+
+// Of norms the types of statistics and the order of results differ between versions and kernels: the operator is asked,
+// with small tensors that lie in the same order. `shape_of`: their shapes; `sizes`: static arguments that go with them.
+std::vector<std::optional<TensorMeta>> of_small(const LocalCall& call,
+                                                const std::function<Dims(const TensorMeta& meta)>& shape_of,
+                                                const std::vector<std::pair<std::size_t, c10::IValue>>& sizes) {
+  torch::jit::Stack stack = with_tensors(call, [&](std::size_t i) {
+    const TensorMeta meta = meta_at(call, i);
+    return small_tensor(in_order_of(meta, shape_of(meta), meta.dtype()), 1, call.operands[i].tensor.device());
+  });
+  for (const auto& [arg, value] : sizes) stack[arg] = value;
+  call.op.callBoxed(&stack);
+  return metas_on(stack);
+}
+Dims one_or_two(const Dims& shape) {
+  Dims result = shape;
+  for (std::int64_t& size : result) size = std::clamp<std::int64_t>(size, 1, 2);
+  return result;
 }
 
 GlobalResults layer_norm(const LocalCall& call) {
   const TensorMeta& input = call.operands[0].payload->spec.meta();
   Dims stats = input.shape();
-  const std::size_t normalized = call.arg(1).toIntList().size();
-  for (std::size_t d = stats.size() - normalized; d < stats.size(); ++d) stats[d] = 1;
-  const TensorMeta each(stats, input.dtype());
-  return std::vector<std::optional<TensorMeta>>{row_major(input, input.dtype()), each, each};
+  const auto normalized = call.arg(1).toIntVector();
+  if (normalized.size() > stats.size()) return std::nullopt;
+  for (std::size_t d = stats.size() - normalized.size(); d < stats.size(); ++d) stats[d] = 1;
+  for (std::size_t d = 0; d < normalized.size(); ++d) {
+    if (normalized[d] != input.shape()[input.shape().size() - normalized.size() + d]) return std::nullopt;
+  }
+  const Dims inner = one_or_two(Dims(normalized.begin(), normalized.end()));
+  const auto small = of_small(call, [](const TensorMeta& meta) { return one_or_two(meta.shape()); },
+                              {{1, c10::IValue(std::vector<std::int64_t>(inner.begin(), inner.end()))}});
+  std::vector<std::optional<TensorMeta>> results = {in_order_of(*small[0], input.shape(), small[0]->dtype())};
+  for (std::size_t r = 1; r < small.size(); ++r) results.emplace_back(TensorMeta(stats, small[r]->dtype()));
+  return results;
+}
+
+// (input, weight, bias, N, C, HxW, groups, eps)
+GlobalResults group_norm(const LocalCall& call) {
+  const TensorMeta& input = call.operands[0].payload->spec.meta();
+  const std::int64_t groups = call.arg(6).toInt();
+  if (input.ndim() < 2 || groups < 1 || input.shape()[1] % groups != 0) return std::nullopt;
+  const std::int64_t channels = std::clamp(input.shape()[1], groups, 2 * groups);
+  const auto shape_of = [&](const TensorMeta& meta) {
+    Dims shape = one_or_two(meta.shape());
+    shape[meta.ndim() == 1 ? 0 : 1] = channels;
+    return shape;
+  };
+  const Dims shape = shape_of(input);
+  std::int64_t plane = 1;
+  for (std::size_t d = 2; d < shape.size(); ++d) plane *= shape[d];
+  const auto small = of_small(call, shape_of, {{3, shape[0]}, {4, channels}, {5, plane}});
+  const Dims stats = {input.shape()[0], groups};
+  return std::vector<std::optional<TensorMeta>>{in_order_of(*small[0], input.shape(), small[0]->dtype()),
+                                                TensorMeta(stats, small[1]->dtype()),
+                                                TensorMeta(stats, small[2]->dtype())};
 }
 
 // Which of the three are wanted stands in the last argument.
@@ -376,17 +453,15 @@ TensorMeta grouped(const LocalCall& call) {
 }
 
 // (input, weight, bias, running mean, running variance, …)
-GlobalResults batch_norm(const LocalCall& call, bool training) {
+GlobalResults batch_norm(const LocalCall& call) {
   const TensorMeta& input = call.operands[0].payload->spec.meta();
   if (input.ndim() < 2) return std::nullopt;
-  // On a CPU statistics have the type of the weight or of those that run on, which halves may have as floats.
-  DType type = input.dtype();
-  for (const Operand& operand : call.operands) {
-    if (operand.arg > 0 && operand.payload) type = operand.payload->spec.meta().dtype();
+  auto results = of_small(call, [](const TensorMeta& meta) { return one_or_two(meta.shape()); }, {});
+  results[0] = in_order_of(*results[0], input.shape(), results[0]->dtype());
+  for (std::size_t r : {1, 2}) {
+    if (results[r] && results[r]->numel() > 0) results[r] = TensorMeta(Dims{input.shape()[1]}, results[r]->dtype());
   }
-  if (!call.operands[0].tensor.device().is_cpu()) type = dtype_of(at::toOpMathType(scalar_type_of(input.dtype())));
-  const TensorMeta each(Dims{training ? input.shape()[1] : 0}, type);
-  return std::vector<std::optional<TensorMeta>>{fresh(input), each, each};
+  return results;
 }
 
 GlobalResults from_table(const LocalCall& call) {
@@ -396,27 +471,30 @@ GlobalResults from_table(const LocalCall& call) {
   using One = std::vector<std::optional<TensorMeta>>;
   switch (look->second) {
     case Look::kLike0:
-      return One{call.info.in_place ? meta(0) : fresh(meta(0))};
+      return One{call.info.in_place ? meta(0) : elementwise(meta(0))};
+    case Look::kJoined:
+      if (meta(0).ndim() == 0) return One{meta(0)};
+      return One{meta_of(at::cat({meta_tensor(meta(0))}, 0))};
     case Look::kLike1:
-      return One{meta(0).shape() == meta(1).shape() ? fresh(meta(1)) : broadcast(call, 0, 2)};
+      return One{broadcast(call, 0, 2)};
     case Look::kLayerNorm:
       return layer_norm(call);
     case Look::kLayerNormBackward:
       return layer_norm_backward(call);
     case Look::kBool:
-      return One{row_major(meta(0), DType::kBool)};
+      return One{elementwise({meta(0)}, DType::kBool)};
     case Look::kReal:
-      return One{TensorMeta(meta(0).shape(), meta(0).stride(),
-                            dtype_of(c10::toRealValueType(scalar_type_of(meta(0).dtype()))))};
+      return One{elementwise({meta(0)}, dtype_of(c10::toRealValueType(scalar_type_of(meta(0).dtype()))))};
     case Look::kFloating:
-      return One{is_integral(meta(0).dtype())
-                     ? TensorMeta(meta(0).shape(), meta(0).stride(),
-                                  dtype_of(c10::typeMetaToScalarType(c10::get_default_dtype())))
-                     : meta(0)};
+      return One{elementwise({meta(0)}, is_integral(meta(0).dtype())
+                                            ? dtype_of(c10::typeMetaToScalarType(c10::get_default_dtype()))
+                                            : meta(0).dtype())};
     case Look::kBroadcast:
       return One{broadcast(call, 0, call.operands.size())};
-    case Look::kBroadcastBool:
-      return One{row_major(broadcast(call, 0, call.operands.size()), DType::kBool)};
+    case Look::kBroadcastBool: {
+      const TensorMeta all = broadcast(call, 0, call.operands.size());
+      return One{TensorMeta(all.shape(), all.stride(), DType::kBool)};
+    }
     case Look::kBroadcast12:
       return One{broadcast(call, 1, 3)};
     case Look::kScalar:
@@ -435,13 +513,10 @@ GlobalResults from_table(const LocalCall& call) {
       return One{grouped(call)};
     case Look::kScaledProduct:
       return One{TensorMeta({meta(0).shape()[0], meta(1).shape()[1]}, asked_type(call, 6, meta(0).dtype()))};
+    case Look::kGroupNorm:
+      return group_norm(call);
     case Look::kBatchNorm:
-      return batch_norm(call, call.arg(5).toBool());
-    case Look::kBatchNormEval: {
-      GlobalResults results = batch_norm(call, false);
-      if (results) results->emplace_back(TensorMeta(Dims{0}, DType::kU8));
-      return results;
-    }
+      return batch_norm(call);
   }
   return std::nullopt;
 }
@@ -494,7 +569,11 @@ GlobalResults global_results(const LocalCall& call) {
   // A kernel that is made of others has to be called to learn that one of those has none for tensors without data. That
   // of index_add does not take an empty index in libtorch 1.13, where the operator itself does.
   const bool index_add = call.info.name.rfind("aten::index_add", 0) == 0;
-  if (index_add || !call.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
+  // Those of norms say another order of memory and other types of statistics than kernels give.
+  const auto look = looks().find(call.info.name);
+  const bool norm = look != looks().end() && (look->second == Look::kLayerNorm || look->second == Look::kGroupNorm ||
+                                              look->second == Look::kBatchNorm);
+  if (index_add || norm || !call.op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     if (auto results = from_table(call)) return results;
   }
   if (auto results = from_meta_kernel(call)) {

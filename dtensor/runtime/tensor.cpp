@@ -4,25 +4,59 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <mutex>
 #include <ostream>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 #include "dtensor/runtime/backward.h"
 #include "dtensor/runtime/meta.h"
+#include "dtensor/runtime/one_model.h"
 #include "dtensor/runtime/payload.h"
+#include "dtensor/runtime/print_impl.h"
+#include "dtensor/runtime/provenance.h"
 #include "dtensor/runtime/redistribute.h"
 
 namespace dtensor {
 namespace {
 
 Placements with_size(const DeviceMesh& mesh, const Placements& placements, std::string_view where) {
+  // One Replicate stands for all mesh dims; one Shard does not say on which.
+  if (placements.size() == 1 && placements[0].is_replicate()) {
+    return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate());
+  }
   if (static_cast<std::int64_t>(placements.size()) != mesh.ndim()) {
     fail_invalid(where, {.what = "one placement per mesh dim is needed",
                          .got = to_string(placements) + " on " + mesh.to_string(),
                          .expected = std::to_string(mesh.ndim())});
   }
   return placements;
+}
+
+// The strides of a whole of this shape whose local tensors are all like this one: its dims in the same order. Row-major
+// where the local tensor does not lie densely.
+Dims stride_from_local(const at::Tensor& local, const Dims& shape) {
+  if (local.is_contiguous()) return row_major_stride(shape);
+  std::vector<std::size_t> order;  // innermost first
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    if (shape[d] > 1) order.push_back(d);
+  }
+  const auto inside = [&](std::size_t a, std::size_t b) { return local.strides()[a] < local.strides()[b]; };
+  if (local.numel() == 0 || !local.is_non_overlapping_and_dense() ||
+      std::is_sorted(order.begin(), order.end(), inside)) {
+    return row_major_stride(shape);
+  }
+  std::stable_sort(order.begin(), order.end(), inside);
+  Dims stride(shape.size(), 1);
+  std::int64_t next = 1;
+  for (const std::size_t d : order) {
+    stride[d] = next;
+    next *= shape[d];
+  }
+  return stride;
 }
 
 Spec spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
@@ -41,9 +75,12 @@ Spec spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Placem
     fail_invalid("from_local", {.what = "the global shape has another number of dims than the local tensor",
                                 .got = std::to_string(shape.size()) + " and " + std::to_string(local.dim())});
   }
-  // Never from the local strides: a rank with an empty part, or with one row, would read another order from them.
+  // Where the shape is given, local tensors may differ: one that is empty, or has one row, would say another order.
   const DType dtype = dtype_of(local.scalar_type());
-  const TensorMeta meta = options.stride ? TensorMeta(shape, *options.stride, dtype) : TensorMeta(shape, dtype);
+  const Dims stride = options.stride  ? *options.stride
+                      : options.shape ? row_major_stride(shape)
+                                      : stride_from_local(local, shape);
+  const TensorMeta meta(shape, stride, dtype);
   const Spec spec = Spec::make(meta, mesh, placements);
   if (!mesh.contains_me()) return spec;
   const Dims expected = spec.local_shape(*mesh.coordinate());
@@ -83,6 +120,7 @@ at::Tensor sharing_writes(const at::Tensor& memory, const at::Tensor& other) {
 
 struct ToLocal : torch::autograd::Function<ToLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, const Spec* gradient) {
+    ctx->set_materialize_grads(false);
     Payload& payload = payload_of(tensor);
     hold(ctx, *gradient, payload.mesh);
     return sharing_writes(payload.local(), tensor);
@@ -97,13 +135,17 @@ bool is_expanded(const at::Tensor& tensor) {
   return false;
 }
 
-// In the order of memory that the spec says; what is expanded stays so, and takes no memory.
-at::Tensor shared_part(const at::Tensor& local, const Spec& spec, const std::shared_ptr<const DeviceMesh>& mesh) {
+const std::string kFromLocal = "from_local";
+const std::string kGradient = "the gradient of to_local";
+
+// In the order of memory that the spec says; what is expanded stays so, and takes no memory. `call` is the program's.
+at::Tensor shared_part(const at::Tensor& local, const Spec& spec, const std::shared_ptr<const DeviceMesh>& mesh,
+                       const std::string& call) {
   const at::Tensor mine = local.tensor_data();
   const bool expanded = mesh->contains_me() && is_expanded(mine);
   const bool lies = !mesh->contains_me() || expanded;
   const at::Tensor part = lies ? mine : laid_out(mine, spec, *mesh->coordinate());
-  at::Tensor result = wrap(part, spec, mesh, {.shared = true});
+  at::Tensor result = wrap(part, spec, mesh, {.shared = true, .provenance = of_leaf(call, spec, *mesh, mine)});
   payload_of(result).expanded = expanded;
   return part.is_alias_of(mine) ? counted_with(std::move(result), local) : result;
 }
@@ -111,36 +153,35 @@ at::Tensor shared_part(const at::Tensor& local, const Spec& spec, const std::sha
 struct FromLocal : torch::autograd::Function<FromLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const Spec* spec, const Spec* gradient,
                             const std::shared_ptr<const DeviceMesh>* mesh) {
+    ctx->set_materialize_grads(false);  // libtorch would make plain zeros
     hold(ctx, *gradient, *mesh);
-    return shared_part(local, *spec, *mesh);
+    return shared_part(local, *spec, *mesh, kFromLocal);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     at::Tensor gradient = gradients[0];
     if (gradient.defined()) {
+      if (!has_payload(gradient)) gradient = distribute_plain_gradient(gradient, held(ctx).mesh);
       gradient = DTensor(redistribute(gradient, held(ctx).spec, held(ctx).mesh, {})).to_local();
     }
     return {gradient, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
-TensorMeta by_rows(const at::Tensor& full) {
-  return TensorMeta(Dims(full.sizes().begin(), full.sizes().end()), dtype_of(full.scalar_type()));
-}
-
-// With the order of memory that the whole has (channels_last, columns), as far as it has one.
-TensorMeta dense_meta(const at::Tensor& full) {
-  return full.is_contiguous() || !full.is_non_overlapping_and_dense() ? by_rows(full) : meta_of(full);
-}
-
 bool needs_grad(const at::Tensor& tensor) { return tensor.requires_grad() && at::GradMode::is_enabled(); }
 
 // The local gradient is each rank's part of the tensor's.
 variable_list ToLocal::backward(AutogradContext* ctx, const variable_list& gradients) {
   if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
+  if (has_payload(gradients[0])) {
+    fail_invalid("to_local", {.what = "the gradient of a local tensor is distributed",
+                              .got = payload_of(gradients[0]).spec.to_string(),
+                              .expected = "a plain tensor of this rank's shape",
+                              .advice = "to_local() of the gradient, in the backward of the custom function"});
+  }
   const at::Tensor gradient = is_expanded(gradients[0]) ? gradients[0].contiguous() : gradients[0];
   const Spec& spec = held(ctx).spec;
   const std::shared_ptr<const DeviceMesh>& mesh = held(ctx).mesh;
-  if (!needs_grad(gradient)) return {shared_part(gradient, spec, mesh), at::Tensor()};
+  if (!needs_grad(gradient)) return {shared_part(gradient, spec, mesh, kGradient), at::Tensor()};
   const Spec back = home_of(spec);
   return {FromLocal::apply(gradient, &spec, &back, &mesh), at::Tensor()};
 }
@@ -149,11 +190,16 @@ variable_list ToLocal::backward(AutogradContext* ctx, const variable_list& gradi
 
 bool is_dtensor(const at::Tensor& tensor) { return has_payload(tensor); }
 
+at::Tensor distribute_plain_gradient(const at::Tensor& gradient, const std::shared_ptr<const DeviceMesh>& mesh) {
+  if (!needs_grad(gradient)) return as_replica(gradient, mesh);
+  return from_local(gradient, *mesh, Placements(static_cast<std::size_t>(mesh->ndim()), Replicate()));
+}
+
 namespace {
 
 Payload& payload_for_user(const DTensor& tensor) {
   if (!tensor.defined()) fail_invalid("DTensor", {.what = "the tensor is undefined"});
-  return payload_of(tensor);
+  return payload_for(tensor, GatherUnit::Use::kLayout);
 }
 
 // What is to be distributed: a plain tensor.
@@ -214,7 +260,7 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placem
   const Spec spec = spec_of_local(local, mesh, with_size(mesh, placements, "from_local"), options);
   if (options.check) check_agreement(mesh, spec, local);
   const auto shared = std::make_shared<const DeviceMesh>(mesh);
-  if (!needs_grad(local)) return shared_part(local, spec, shared);
+  if (!needs_grad(local)) return shared_part(local, spec, shared, kFromLocal);
   Spec gradient = home_of(spec);
   if (options.grad_placements) {
     gradient = Spec::make(spec.meta(), mesh, with_size(mesh, *options.grad_placements, "from_local"));
@@ -222,37 +268,116 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placem
   return FromLocal::apply(local, &spec, &gradient, &shared);
 }
 
-DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements,
-                          const DistributeOptions& options) {
-  check_plain(full, "distribute_tensor");
-  if (needs_grad(full) && !full.is_leaf()) {
+namespace {
+
+// What the source says of its tensor: this, and the sizes and strides behind it.
+struct Header {
+  enum : std::size_t { kDims, kType, kRequiresGrad, kCount };
+};
+
+// Shape, type and memory order of the source's tensor on every rank of the mesh.
+struct Described {
+  TensorMeta meta;
+  bool requires_grad;
+};
+Described describe_source(const at::Tensor& full, const DeviceMesh& mesh, std::int64_t source) {
+  if (!mesh.contains_me() || mesh.size() == 1 || !mesh.context()) {
+    if (!full.defined()) {
+      fail_invalid("distribute_tensor",
+                   {.what = "the tensor is undefined",
+                    .got = mesh.contains_me() ? "" : "on rank " + std::to_string(mesh.rank()) + ", outside the mesh",
+                    .advice = mesh.contains_me() ? "" : "a tensor of the same shape and type, such as at::empty"});
+    }
+    return {dense_meta(full), full.requires_grad()};
+  }
+  constexpr std::size_t kMaxDims = 64;
+  std::vector<std::int64_t> words(Header::kCount + 2 * kMaxDims, -1);
+  const std::vector<std::int64_t> ranks = mesh.my_ranks();
+  if (ranks[static_cast<std::size_t>(source)] == mesh.rank() && full.defined()) {
+    const TensorMeta meta = dense_meta(full);
+    words[Header::kDims] = full.dim();
+    words[Header::kType] = static_cast<std::int64_t>(meta.dtype());
+    words[Header::kRequiresGrad] = full.requires_grad() ? 1 : 0;
+    std::copy(meta.shape().begin(), meta.shape().end(), words.begin() + Header::kCount);
+    std::copy(meta.stride().begin(), meta.stride().end(), words.begin() + Header::kCount + full.dim());
+  }
+  words = broadcast_words(mesh, std::move(words), source);
+  const std::int64_t dims = words[Header::kDims];
+  if (dims < 0) {
+    fail_invalid("distribute_tensor", {.what = "the tensor is undefined on the source",
+                                       .got = "source " + std::to_string(source) + ", world rank " +
+                                              std::to_string(ranks[static_cast<std::size_t>(source)]),
+                                       .expected = "the tensor on the source; the others may leave theirs undefined"});
+  }
+  const auto shape = words.begin() + Header::kCount;
+  return {TensorMeta(Dims(shape, shape + dims), Dims(shape + dims, shape + 2 * dims),
+                     static_cast<DType>(words[Header::kType])),
+          words[Header::kRequiresGrad] != 0};
+}
+
+// The source's values, of which each rank gets what it needs.
+at::Tensor send_from(const at::Tensor& full, const Spec& to, const DeviceMesh& mesh, std::int64_t source) {
+  const Provenance provenance = of_numbered_leaf(distribute_name(), to, mesh);
+  at::Tensor local;
+  if (mesh.contains_me()) {
+    // This rank's row alone: the others have a source of their own.
+    const std::vector<std::int64_t> ranks = mesh.my_ranks();
+    const Mesh row = Mesh::from_ranks(mesh.shape(), ranks, mesh.names());
+    const std::int64_t root = ranks[static_cast<std::size_t>(source)];
+    const Spec from = Spec::make(to.meta(), Mesh::from_ranks({1}, {root}), {Replicate()});
+    const Spec in_row = expect_spec(Spec::from_dims(to.meta(), row, to.dims(), to.partials()), "distribute_tensor");
+    local = execute(mesh, make_plan(from, in_row), mesh.rank() == root ? full.detach() : at::Tensor(), provenance);
+    const Dims& at = *mesh.coordinate();
+    local = full.defined() && local.is_alias_of(full) ? copy_laid_out(local, to, at) : laid_out(local, to, at);
+  }
+  return wrap(std::move(local), to, std::make_shared<const DeviceMesh>(mesh), {.provenance = provenance});
+}
+
+// Once for each place in the program, on the first rank of the mesh.
+void warn_different(const DeviceMesh& mesh, const std::vector<std::int64_t>& ranks, const std::source_location& where) {
+  if (mesh.my_ranks()[0] != mesh.rank()) return;
+  const std::string place = std::string(where.file_name()) + ":" + std::to_string(where.line());
+  static std::mutex mutex;
+  static auto* warned = new std::set<std::string>;
+  {
+    const std::lock_guard lock(mutex);
+    if (!warned->insert(place).second) return;
+  }
+  TORCH_WARN("dtensor: distribute_tensor, called at ", place, ": rank", ranks.size() > 1 ? "s " : " ",
+             join_numbers(ranks), " passed other values than rank ", mesh.rank(),
+             ", and all ranks now have those of rank ", mesh.rank(),
+             ". For a rank's own part of a tensor (its batch, for example) use from_local; where one rank's "
+             "values are meant, say so: {.source = 0}");
+}
+
+}  // namespace
+
+DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, const Placements& given,
+                          const DistributeOptions& options, std::source_location where) {
+  if (has_payload(full)) check_plain(full, "distribute_tensor");
+  if (full.defined() && needs_grad(full) && !full.is_leaf()) {
     fail_invalid("distribute_tensor", {.what = "a tensor that was computed: its gradient would be lost",
                                        .got = meta_of(full).to_string(),
                                        .expected = "a leaf, or one that requires no gradient",
                                        .advice = "from_local of each rank's part, or detach()"});
   }
-  const TensorMeta meta = options.source ? by_rows(full) : dense_meta(full);
-  const Spec to = Spec::make(meta, mesh, with_size(mesh, placements, "distribute_tensor"));
-  const auto shared = std::make_shared<const DeviceMesh>(mesh);
-  const Mesh origin = options.source ? Mesh::from_ranks({1}, {*options.source}) : static_cast<const Mesh&>(mesh);
-  const Spec from = Spec::make(meta, origin, Placements(static_cast<std::size_t>(origin.ndim()), Replicate()));
-  const at::Tensor mine = origin.contains(mesh.rank()) ? full.detach() : at::Tensor();
-  at::Tensor local = execute(mesh, make_plan(from, to), mine);
-  if (local.defined()) {
-    const Dims& at = *mesh.coordinate();
-    local = local.is_alias_of(full) ? copy_laid_out(local, to, at) : laid_out(local, to, at);
+  const Placements placements = with_size(mesh, given, "distribute_tensor");
+  check_source("distribute_tensor", mesh, options);
+  if (options.source) {
+    const Described source = describe_source(full, mesh, *options.source);
+    at::Tensor result = send_from(full, Spec::make(source.meta, mesh, placements), mesh, *options.source);
+    if (source.requires_grad) result.requires_grad_(true);
+    return result;
   }
-  at::Tensor result = wrap(std::move(local), to, shared);
+  std::vector<NamedTensor> values{{"tensor", full}};
+  const std::vector<std::int64_t> differ = share_values("distribute_tensor", values, mesh, options);
+  if (!differ.empty()) warn_different(mesh, differ, where);
+  const at::Tensor value = std::exchange(values[0].tensor, {});
+  at::Tensor result = distribute_replica(value, Spec::make(dense_meta(value), mesh, placements), mesh);
   if (full.requires_grad()) result.requires_grad_(true);
   return result;
 }
 
-std::ostream& operator<<(std::ostream& out, const DTensor& tensor) {
-  if (!tensor.defined()) return out << "DTensor (undefined)";
-  out << "DTensor " << tensor.spec().to_string();
-  const at::Tensor& local = payload_of(tensor).local();
-  if (!local.defined()) return out << ", nothing of it on rank " << tensor.mesh().rank();
-  return out << ", on rank " << tensor.mesh().rank() << '\n' << local;
-}
+std::ostream& operator<<(std::ostream& out, const DTensor& tensor) { return print_local(out, tensor); }
 
 }  // namespace dtensor

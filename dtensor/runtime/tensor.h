@@ -4,6 +4,7 @@
 
 #include <iosfwd>
 #include <optional>
+#include <source_location>
 #include <string>
 
 #include "dtensor/core/mesh.h"
@@ -29,7 +30,8 @@ struct ToLocalOptions {
 struct FromLocalOptions {
   // The global shape; found from the local ones (which then must be even along sharded dims) when not given.
   std::optional<Dims> shape = {};
-  // The global strides, alike on all ranks; row-major unless said.
+  // The global strides, alike on all ranks. Where they are not given: the order of the local tensor's dims, which then
+  // must be the same on all ranks; row-major where the shape is given, or the local tensor does not lie densely.
   std::optional<Dims> stride = {};
   // Compare shape and type over all ranks first; the replicas' values too.
   bool check = false;
@@ -61,19 +63,31 @@ class DTensor : public at::Tensor {
 
 bool is_dtensor(const at::Tensor& tensor);
 
-// A whole tensor, given alike on all ranks (no communication; it keeps its order in memory, channels_last for one) or
-// on `source` alone (it is sent from there, and lies by rows: the others' tensors say shape and type only).
+// Whose values a distributed tensor gets. Without options: those of the first rank of the mesh (of each row of a
+// sub-mesh, such as mesh["tp"]).
 struct DistributeOptions {
-  std::optional<std::int64_t> source = {};  // a world rank
+  // The rank whose values all ranks take: an index in the mesh, 0 the first, the same in every row. Nothing is compared
+  // then, and the tensor may be undefined on the other ranks: shape, type and memory order come from the source.
+  std::optional<std::int64_t> source = {};
+  // The ranks pass equal values: nothing but a checksum is sent, and a difference is an error that names the ranks.
+  bool equal_copies = false;
 };
+// A full tensor as a distributed one, in its memory order (channels_last, for example). Every rank of the mesh calls
+// it. Without a source the ranks compare checksums of what they pass: normally all are equal, and each copies its local
+// tensor out of its own; if they differ, all get the values of the first rank, with one warning for each place in the
+// program. A rank outside the mesh passes a tensor of the same shape and type, whose values are not looked at.
+// For a rank's own part of a tensor, such as its batch, see from_local.
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements,
-                          const DistributeOptions& options = {});
+                          const DistributeOptions& options = {},
+                          std::source_location where = std::source_location::current());
 // Every rank's part as one distributed tensor, sharing memory with it where it lies as the strides say (else it is
 // copied). Differentiable.
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                    const FromLocalOptions& options = {});
 
-// `DTensor f32[8,6] @ 2(tp) : S(0)` and, where the rank has it, its part.
+// Prints `DTensor f32[8,6] @ 2(tp) : S(0), on rank 0` and the values of the local tensor. Never communicates: values
+// that are still on their way, or out of date, are left out, and the text says so. `std::cout << tensor` does the same
+// where the handle is an at::Tensor.
 std::ostream& operator<<(std::ostream& out, const DTensor& tensor);
 
 // Where a gradient of a tensor with this spec lies: the same, Replicate where it is Partial.

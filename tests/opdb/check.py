@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import random
 import re
 import threading
 import warnings
@@ -12,9 +13,10 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 import dtensor
 from exclusions import is_mixed, is_refusal
-from layouts import distribute, effective, home, layouts_for
+from layouts import distribute, effective, home, layouts_for, with_one_plain
 
-TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 2e-4, torch.complex64: 2e-4}
+TOLERANCE = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 2e-4, torch.complex64: 2e-4,
+             torch.bfloat16: 6e-2, torch.float16: 1e-2}
 OTHER_TYPES = (torch.int64, torch.bool, torch.complex128, torch.complex64)
 MOST_ELEMENTS = 20000
 LIMIT = 20  # seconds that ranks may differ in reaching the end of a case
@@ -23,9 +25,11 @@ LIMIT_OF_ERROR = 3  # the same, where one has failed: the others may be waiting 
 MOST_APART = 4  # cases that leave the ranks apart, until an operator is given up
 
 
-def types_of(op):
-    """float64 and float32; where it has neither, the first that it has."""
+def types_of(op, wanted=None):
+    """float64 and float32; where it has neither, the first that it has. Or those that are wanted and that it has."""
     supported = op.supported_dtypes("cpu")
+    if wanted:
+        return [t for t in (getattr(torch, name) for name in wanted) if t in supported]
     wanted = [t for t in (torch.float64, torch.float32) if t in supported]
     return wanted or [t for t in OTHER_TYPES if t in supported][:1]
 
@@ -39,9 +43,10 @@ def _fits(sample):
     return bool(tensors) and all(t.layout == torch.strided and t.numel() <= MOST_ELEMENTS for t in tensors)
 
 
-def samples_of(op, dtype, limit, only=None):
-    """(index, sample) of at most `limit` samples, spread over all; always the same ones."""
-    torch.manual_seed(zlib.crc32(f"{op.full_name} {dtype}".encode()))
+def samples_of(op, dtype, limit, only=None, seed=None):
+    """(index, sample) of at most `limit` samples, spread over all, always the same ones; or drawn from a seed."""
+    name = f"{op.full_name} {dtype}" + (f" {seed}" if seed is not None else "")
+    torch.manual_seed(zlib.crc32(name.encode()))
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     found = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=grad), 300))
     usable = [(i, s) for i, s in enumerate(found) if _fits(s)]
@@ -49,6 +54,8 @@ def samples_of(op, dtype, limit, only=None):
         return [(i, s) for i, s in usable if i == only]
     if len(usable) <= limit:
         return usable
+    if seed is not None:
+        return sorted(random.Random(name).sample(usable, limit), key=lambda pair: pair[0])
     return [usable[i * len(usable) // limit] for i in range(limit)]
 
 
@@ -146,7 +153,8 @@ def run_rank(call, plain, mesh, layout):
     """A list of (name, value) that must be the same on all ranks and close to the plain run's."""
     placements = effective(layout, call.tensors)
     tensors = [_fresh(t, distribute(t, mesh, p)) for t, p in zip(call.tensors, placements)]
-    locals_before = [dtensor.to_local(t.detach()).clone() for t in tensors]
+    local = lambda t: dtensor.to_local(t.detach()) if dtensor.is_dtensor(t) else t.detach()  # noqa: E731
+    locals_before = [local(t).clone() for t in tensors]
 
     def backward(i, output):
         gradient = _seed_gradient(i, output.shape, output.dtype)
@@ -160,7 +168,7 @@ def run_rank(call, plain, mesh, layout):
     for i, (tensor, old) in enumerate(zip(after, locals_before)):
         if i in plain.looked_at(placements):
             values.append((f"argument {i} afterwards", _full(tensor)))
-        elif not _same_bits(dtensor.to_local(tensor.detach()), old):
+        elif not _same_bits(local(tensor), old):
             raise AssertionError(f"argument {i} was changed; the plain run does not")
     for i, gradient in enumerate(gradients or []):
         values.append((f"gradient {i}", None if gradient is None else _full(gradient)))
@@ -309,36 +317,42 @@ def check_op(op, options, report, skip):
     warnings.simplefilter("always")
     warnings.showwarning = note
     torch.set_num_threads(1)
-    for dtype in types_of(op):
-        if options.dtype and str(dtype) != f"torch.{options.dtype}":
-            continue
-        limit = options.samples if dtype != torch.float32 else max(1, options.samples // 4)
-        for index, sample in samples_of(op, dtype, limit, options.sample):
-            call = Call(op, sample)
+    for dtype in types_of(op, options.dtype):
+        limit = options.samples if dtype != torch.float32 or options.seed is not None else max(1, options.samples // 4)
+        for index, sample in samples_of(op, dtype, limit, options.sample, options.seed):
+            # In a sweep every other sample is not contiguous.
+            other_order = options.noncontiguous or (options.part == "sweep" and (index + options.seed) % 2 == 1)
             try:
+                call = Call(op, sample.noncontiguous() if other_order else sample)
                 plain = Plain(call)
             except Exception as error:  # noqa: BLE001
                 report({"dtype": str(dtype), "sample": index}, "plain run fails", str(error)[:200])
                 continue
             for mesh_shape in options.meshes:
-                cases = list(cases_of(op, call, dtype, index, mesh_shape, options.layout, options.layouts, skip))
+                cases = list(cases_of(op, call, dtype, index, mesh_shape, options, skip, other_order))
                 Round(call, plain, mesh_shape, cases, report).run()
 
 
-def cases_of(op, call, dtype, index, mesh_shape, only, most, skip):
-    """Layouts that come to the same are tried once. Of `most` layouts, operators and samples begin at different ones."""
-    layouts = [only] if only else layouts_for(mesh_shape)
-    if most:
+def cases_of(op, call, dtype, index, mesh_shape, options, skip, other_order):
+    """Layouts that come to the same are tried once. Of `layouts` layouts, operators and samples begin at different ones."""
+    most = options.layouts
+    layouts = [options.layout] if options.layout else layouts_for(mesh_shape, options.partials)
+    if options.seed is not None:
+        random.Random(f"{op.full_name} {dtype} {index} {mesh_shape} {options.seed}").shuffle(layouts)
+    elif most:
         first = zlib.crc32(f"{op.full_name} {index}".encode()) % len(layouts)
         layouts = layouts[first:] + layouts[:first]
+    if options.plain and not options.layout:
+        layouts = with_one_plain(layouts, call.tensors)
     seen = set()
     for layout in layouts:
         placements = tuple(effective(layout, call.tensors))
         if placements in seen:
             continue
         seen.add(placements)
-        if most and len(seen) > most:
+        if most and len(seen) > most * (len(call.tensors) if options.plain else 1):
             return
-        case = {"dtype": str(dtype)[6:], "sample": index, "mesh": "x".join(map(str, mesh_shape)), "layout": layout}
+        case = {"dtype": str(dtype)[6:], "sample": index, "mesh": "x".join(map(str, mesh_shape)), "layout": layout,
+                "order": other_order, "seed": options.seed}
         if "/".join(map(str, case.values())) not in skip:
             yield case

@@ -4,7 +4,11 @@ ranks, forward and backward, beside the plain run.
     python run.py                                  all of it; the summary goes to opdb.json
     python run.py --op add --op 'linalg.*'         some operators
     python run.py --op mm --dtype float64 --sample 2 --mesh 2x2 --layout 'S(0),R|R,S(0)'      one case
+    python run.py --seed 7 --dtype bfloat16 --dtype int64 --mesh 3 --mesh 2x3 --noncontiguous --partial avg --layouts 4
+                                                   samples and layouts drawn from a seed, other types, orders and Partials
+    python run.py --plain --layouts 2              one operand at a time is left plain
     python run.py --part ci                        the fixed part that the tests run
+    python run.py --part sweep --seed 7            every mesh, type, order and Partial in turn, one sample of each operator
 
 Each operator runs in a process of its own, so that a hang or a crash is one case's result. Fails if anything does.
 """
@@ -13,6 +17,7 @@ import argparse
 import fnmatch
 import json
 import os
+import random
 import selectors
 import signal
 import sys
@@ -33,20 +38,34 @@ MOST_RESTARTS = 4
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--op", action="append", help="a name with its variant, such as std.unbiased; may have *")
-    parser.add_argument("--dtype", help="float64, float32, …")
+    parser.add_argument("--dtype", action="append", help="float64, float32, bfloat16, …; default: float64 and float32")
+    parser.add_argument("--seed", type=int, help="draw samples, their values and layouts from it; default: fixed ones")
+    parser.add_argument("--noncontiguous", action="store_true", help="samples that are not contiguous in memory")
+    parser.add_argument("--partial", action="append", choices=["sum", "avg", "max", "min"], help="kinds of Partial; default: sum")
+    parser.add_argument("--plain", action="store_true", help="leave one operand at a time plain")
+    parser.add_argument("--seconds", type=float, help="begin no further operator after so long")
     parser.add_argument("--sample", type=int, help="the index of one sample")
     parser.add_argument("--samples", type=int, default=6, help="most samples of an operator (a fourth for float32)")
     parser.add_argument("--mesh", action="append", help="4, 2x2, …; default: 4 and 2x2")
     parser.add_argument("--layout", "--placements", help="one layout, such as 'P(sum)|R' (see layouts.py)")
     parser.add_argument("--layouts", type=int, default=0, help="most layouts of a sample on a mesh; 0: all")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    parser.add_argument("--part", choices=["ci"], help="a fixed part")
+    parser.add_argument("--part", choices=["ci", "sweep"], help="a fixed part, or one of all combinations")
     parser.add_argument("--out", default="opdb.json")
     parser.add_argument("--here", action="store_true", help="no process of its own: for a debugger; takes one --op")
     options = parser.parse_args()
     options.meshes = [tuple(int(n) for n in text.split("x")) for text in options.mesh or ["4", "2x2"]]
+    options.partials = options.partial or ["sum"]
     if options.part == "ci":
         options.samples, options.layouts = 2, 3  # of every operator
+    if options.part == "sweep":
+        options.seed = options.seed if options.seed is not None else int(time.time())
+        options.samples, options.layouts = min(options.samples, 2), options.layouts or 3
+        options.meshes = [(3,), (5,), (2, 3), (2, 2, 2)]
+        options.dtype = ["float64", "float32", "bfloat16", "complex64", "int64"]
+        options.partials = ["sum", "avg", "max", "min"]
+    if options.seed is not None:
+        print(f"seed {options.seed}")
     return options
 
 
@@ -143,6 +162,10 @@ def command_of(name, result):
             parts.append(f"--{key} {result[key]}")
     if "layout" in result:
         parts.append(f"--layout '{result['layout']}'")
+    if result.get("order"):
+        parts.append("--noncontiguous")
+    if result.get("seed") is not None:
+        parts.append(f"--seed {result['seed']}")
     return "tests/opdb/run.py " + " ".join(parts)
 
 
@@ -178,6 +201,9 @@ def run_all(ops, skipped, options):
         selector.register(job.reader, selectors.EVENT_READ, job)
 
     while waiting or running:
+        if options.seconds and time.monotonic() - began > options.seconds and waiting:
+            print(f"\r\033[K{len(waiting)} operators are left out: the time is over")
+            waiting.clear()
         while waiting and len(running) < options.jobs:
             job = Job(waiting.pop(0), options)
             running[id(job)] = job
@@ -256,6 +282,8 @@ def main():
     chosen = [op for op in op_db if not options.op or any(fnmatch.fnmatchcase(op.full_name, p) for p in options.op)]
     skipped = {op.full_name: why for op in chosen if (why := exclusions.why_skipped(op.full_name))}
     ops = [op for op in chosen if op.full_name not in skipped]
+    if options.seed is not None:
+        random.Random(options.seed).shuffle(ops)
     if not ops:
         sys.exit("no operator of that name")
     if options.here:

@@ -173,9 +173,11 @@ TEST(Direct, OtherCallsAreOthers) {
       EXPECT_TRUE(at::equal(full(at::add(rows, columns)), x + x));
       EXPECT_TRUE(at::equal(full(at::add(rows, distribute_tensor(x.to(at::kFloat), mesh, {Shard(0)}))),
                             at::add(x, x.to(at::kFloat))));
-      const std::string error = testing::error_of([&] { at::add(rows, y); });
+      const std::string error = testing::error_of([&] {
+        const PlainOperandsGuard strict(PlainOperands::kRefuse);
+        at::add(rows, y);
+      });
       EXPECT_NE(error.find("a plain tensor among distributed ones"), std::string::npos) << error;
-      const ImplicitReplication guard;
       EXPECT_TRUE(at::equal(full(at::add(rows, y)), x + y));
     }
   });

@@ -166,7 +166,7 @@ TEST(FusedOptimizer, RefusesWhatDoesNotBelongTogether) {
     const std::vector<Placements> cut = {{Shard(0)}, {Shard(0)}, {Shard(0)}};
     const Tensors p = laid(0, mesh, cut);
     EXPECT_EQ(
-        error_of([&] { step(adam(p, plain(10), p, p)); }),
+        error_of([&] { step(adam(plain(10), p, p, p)); }),
         "[aten::_fused_adam_] a plain tensor beside a distributed one; got f64[5,4]; expected tensors of one index "
         "that are all distributed, or all plain; try distribute_tensor(tensor, mesh, placements)");
     EXPECT_EQ(error_of([&] { step(adam(p, {p[0]}, p, p)); }),

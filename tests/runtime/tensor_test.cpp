@@ -154,8 +154,12 @@ TEST(Tensor, LocalPartsLieAsTheWholeSays) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
     const at::Tensor full = numbers({8, 3}), weight = numbers({3, 8}, 2);
     const at::Tensor columns = full.narrow(0, 4 * world.rank(), 4).t().contiguous().t();
-    const DTensor x = from_local(columns, mesh, {Shard(0)});
+    const DTensor x = from_local(columns, mesh, {Shard(0)}, {.stride = Dims{3, 1}});
     EXPECT_TRUE(at::equal(DTensor(x.view({-1})).full_tensor(), full.view({-1})));
+    // Without strides the whole lies as its parts do.
+    const DTensor by_columns = from_local(columns, mesh, {Shard(0)});
+    EXPECT_EQ(by_columns.strides(), at::IntArrayRef({1, 8}));
+    EXPECT_TRUE(at::equal(DTensor(by_columns.t().view({-1})).full_tensor(), full.t().reshape({-1})));
     // A gradient by rows of a tensor by columns.
     const at::Tensor t = from_local(full.narrow(0, 4 * world.rank(), 4).clone(), mesh, {Shard(0)}).t().requires_grad_();
     (DTensor(t).to_local() * weight.narrow(1, 4 * world.rank(), 4)).sum().backward();
@@ -211,21 +215,6 @@ TEST(Tensor, ViewsShareMemory) {
     EXPECT_TRUE(close(DTensor(view).full_tensor(), ((full + 1) * 2).view({24})));
     x.t().add_(3);
     EXPECT_TRUE(close(DTensor(x).full_tensor(), (full + 1) * 2 + 3));
-  });
-}
-
-TEST(Tensor, PlainTensorsAreRefused) {
-  run_ranks(2, [](World& world) {
-    const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
-    const at::Tensor full = numbers({4, 6});
-    const DTensor x = laid_out(full, mesh, "S(0)");
-    EXPECT_EQ(
-        error_of([&] { x + full; }),
-        "[aten::add.Tensor] a plain tensor among distributed ones; got f64[4,6] as argument \"other\"; expected "
-        "distributed tensors, or numbers; try distribute_tensor(tensor, mesh, placements), or ImplicitReplication "
-        "where it is the same on all ranks");
-    const ImplicitReplication guard;
-    EXPECT_TRUE(close(DTensor(x + full).full_tensor(), full + full));
   });
 }
 

@@ -165,10 +165,11 @@ TEST(WrongUse, SaysWhatIsWrong) {
          {"[aten::add.Tensor] the operands are on different meshes", "@ 4(x) : S(0)", "@ 2x2(a,b) : S(0),R", "try "});
     says(
         [&] {
+          const PlainOperandsGuard strict(PlainOperands::kRefuse);
           at::add(a, numbers({6, 4}));
         },
         {"[aten::add.Tensor] a plain tensor among distributed ones", "as argument \"other\"",
-         "expected distributed tensors, or numbers", "try distribute_tensor(tensor, mesh, placements)"});
+         "expected distributed tensors or numbers", "try distribute_tensor(tensor, mesh, placements)"});
     says([&] { a.view({4, 6}); }, {"[aten::view]", "f64[6,4] @ 4(x) : S(0)", "try "});
     says(
         [&] {

@@ -114,9 +114,13 @@ TEST(FromLocal, ChecksThatTheRanksAgree) {
     const DeviceMesh mesh = init_device_mesh(world, at::kCPU, {2}, {"x"});
     const auto uneven = at::ones({world.rank() == 0 ? 3 : 2, 4});
     EXPECT_EQ(from_local(uneven, mesh, {Shard(0)}, {.shape = Dims{5, 4}}).sizes(), at::IntArrayRef({5, 4}));
-    EXPECT_EQ(error_of([&] { from_local(uneven, mesh, {Shard(0)}, {.check = true}); }),
-              "[from_local] the ranks disagree about the tensor; got another shape or type on rank 1 than on rank 0; "
-              "expected the same global shape and type everywhere");
+    EXPECT_EQ(
+        error_of([&] { from_local(uneven, mesh, {Shard(0)}, {.check = true}); }),
+        "[from_local] the ranks disagree about the tensor; got another shape, type, placement or requires_grad on "
+        "rank 1 than on rank 0; expected the same global shape, type, placements and requires_grad everywhere");
+    const auto leaf = at::ones({2, 4}).requires_grad_(world.rank() == 0);
+    EXPECT_NE(error_of([&] { from_local(leaf, mesh, {Shard(0)}, {.check = true}); }).find("requires_grad on rank 1"),
+              std::string::npos);
     const auto different = at::full({2}, static_cast<double>(world.rank()));
     EXPECT_EQ(
         error_of([&] { from_local(different, mesh, {Replicate()}, {.check = true}); }),

@@ -11,6 +11,7 @@
 #include "dtensor/core/error.h"
 #include "dtensor/core/text.h"
 #include "dtensor/runtime/dispatch_impl.h"
+#include "dtensor/runtime/execute.h"
 #include "dtensor/runtime/identity.h"
 #include "dtensor/runtime/meta.h"
 #include "dtensor/runtime/payload.h"
@@ -157,6 +158,7 @@ std::vector<at::Tensor> AlgorithmCall::exchanged(const std::vector<at::Tensor>& 
   if (communication_is_watched()) {
     watch_exchange(spec(i), decision_.local.algorithm_dims, total * static_cast<std::int64_t>(in.element_size()), most);
   }
+  finish_earlier_plan(*mesh_);
   group_of(*mesh_, ranks, group_name(*mesh_, decision_.local.algorithm_dims))
       ->all_to_all(in, out, recv_counts, send_counts)
       ->wait();
