@@ -10,10 +10,12 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 find_program(CCACHE ccache)
 if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+  # Paths below the project are remembered relative to the build folder: another clone finds what this one compiled.
+  set(DTENSOR_CCACHE_SETTINGS CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1)
   if(DTENSOR_QUICK_TESTS)  # what ccache asks for, to remember files that take a precompiled header
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
+    list(APPEND DTENSOR_CCACHE_SETTINGS CCACHE_SLOPPINESS=pch_defines,time_macros)
   endif()
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env ${DTENSOR_CCACHE_SETTINGS} ${CCACHE})
 endif()
 
 find_package(Threads REQUIRED)
