@@ -153,15 +153,8 @@ at::Tensor small_tensor(const TensorMeta& meta, double value, c10::Device device
       .fill_(value);
 }
 
-// The operator itself on zeros (or ones) of at most size 2 along all dims that may be cut, where this libtorch has no
-// meta kernel. A dim that may be cut has the same size in operands and results, and no other depends on it.
-GlobalResults from_probe(const LocalCall& call) {
-  const OpInfo& info = call.info;
-  if (!info.rule || info.rule->rule->kind != RuleKind::kFactors || info.takes_generator) return {};
-  if (info.in_place || info.out) return {};
-  const OpRule& rule = *info.rule->rule;
-  const auto letters = letters_of(rule, describe(call, std::vector<std::optional<TensorMeta>>(rule.outputs.size())));
-  if (!letters) return {};
+// Operands of at most `most` elements along every dim that may be cut.
+std::vector<TensorMeta> shrink_operands(const LocalCall& call, const CallLetters& letters, std::int64_t most) {
   std::vector<TensorMeta> small;
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
     if (!call.operands[i].payload) {
@@ -171,37 +164,41 @@ GlobalResults from_probe(const LocalCall& call) {
     const TensorMeta& meta = call.operands[i].payload->spec.meta();
     Dims shape = meta.shape();
     for (std::size_t d = 0; d < shape.size(); ++d) {
-      if (letters->operands[i][d] != kNoLetter) shape[d] = std::min<std::int64_t>(shape[d], 2);
+      if (letters.operands[i][d] != kNoLetter) shape[d] = std::min(shape[d], most);
     }
     small.push_back(in_order_of(meta, shape, meta.dtype()));
   }
-  const auto probe = [&](double value) {
-    torch::jit::Stack stack = with_tensors(call, [&](std::size_t operand) {
-      const TensorMeta& meta = small[operand];
-      return small_tensor(meta, value, call.operands[operand].tensor.device());
-    });
-    if (rule.scaled) {
-      const std::int64_t whole = call.operands[0].payload->spec.meta().shape()[rule.scaled->dim];
-      c10::IValue& arg = stack[rule.scaled->arg];
-      if (arg.isInt() && whole > 0) arg = arg.toInt() * small[0].shape()[rule.scaled->dim] / whole;
-    }
-    call.op.callBoxed(&stack);
-    return metas_on(stack);
-  };
-  std::vector<std::optional<TensorMeta>> results;
-  try {
-    // Elementwise something may be divided by them; elsewhere they may be indices.
-    results = probe(is_elementwise(rule) ? 1 : 0);
-  } catch (const c10::Error&) {
-    return {};  // that will not do (a matrix to be inverted)
+  return small;
+}
+
+// Calls the operator on operands of these shapes that are filled with one value.
+std::vector<std::optional<TensorMeta>> call_on_small(const LocalCall& call, const std::vector<TensorMeta>& small) {
+  const OpRule& rule = *call.info.rule->rule;
+  // Elementwise something may be divided by them; elsewhere they may be indices.
+  const double value = is_elementwise(rule) ? 1 : 0;
+  torch::jit::Stack stack = with_tensors(call, [&](std::size_t operand) {
+    return small_tensor(small[operand], value, call.operands[operand].tensor.device());
+  });
+  if (rule.scaled) {
+    const std::int64_t whole = call.operands[0].payload->spec.meta().shape()[rule.scaled->dim];
+    c10::IValue& arg = stack[rule.scaled->arg];
+    if (arg.isInt() && whole > 0) arg = arg.toInt() * small[0].shape()[rule.scaled->dim] / whole;
   }
+  call.op.callBoxed(&stack);
+  return metas_on(stack);
+}
+
+// The results of the call from those of the small one: a dim that may be cut has the same size in operands and results,
+// and no other depends on it.
+GlobalResults enlarge_results(const LocalCall& call, const std::vector<TensorMeta>& small,
+                              std::vector<std::optional<TensorMeta>> results) {
   OpCall probed = describe(call, results);
   for (std::size_t i = 0; i < probed.operands.size(); ++i) {
     if (!probed.operands[i]) continue;
     const Mesh mesh = probed.operands[i]->mesh();
     probed.operands[i] = Spec::make(small[i], mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Replicate()));
   }
-  const auto found = letters_of(rule, probed);
+  const auto found = letters_of(*call.info.rule->rule, probed);
   if (!found) return {};
   std::map<std::int16_t, std::int64_t> sizes;
   for (std::size_t i = 0; i < call.operands.size(); ++i) {
@@ -219,6 +216,28 @@ GlobalResults from_probe(const LocalCall& call) {
     results[k] = in_order_of(*results[k], shape, results[k]->dtype());
   }
   return results;
+}
+
+// The operator itself on small operands, where this libtorch has no meta kernel. Two elements along each dim show the
+// memory order of the results. One element is tried where two do not fit to a dim that must stay whole: it broadcasts.
+GlobalResults from_probe(const LocalCall& call) {
+  const OpInfo& info = call.info;
+  if (!info.rule || info.rule->rule->kind != RuleKind::kFactors || info.takes_generator) return {};
+  if (info.in_place || info.out) return {};
+  const OpRule& rule = *info.rule->rule;
+  const auto letters = letters_of(rule, describe(call, std::vector<std::optional<TensorMeta>>(rule.outputs.size())));
+  if (!letters) return {};
+  for (const std::int64_t most : {2, 1}) {
+    const std::vector<TensorMeta> small = shrink_operands(call, *letters, most);
+    std::vector<std::optional<TensorMeta>> results;
+    try {
+      results = call_on_small(call, small);
+    } catch (const c10::Error&) {
+      continue;  // that will not do: a matrix to be inverted, or sizes that do not fit
+    }
+    return enlarge_results(call, small, std::move(results));
+  }
+  return {};
 }
 
 // Operators without a meta kernel in some libtorch (1.13 has none for relu), by what their results look like.
